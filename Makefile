@@ -2,7 +2,7 @@
 #
 #   PYTHON=…   the interpreter to make .venv with (default: the first of python3.13, 3.12, 3.11, python3 that is >= 3.11)
 #   ARGS=…     more arguments for pytest, such as ARGS="-k leases"
-#   ONLY=…     one area of the benchmarks, such as ONLY=control
+#   ONLY=…     one area of the benchmarks, such as ONLY=control; PART=… a group of its figures
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -52,6 +52,7 @@ test: .venv/.stamp-dev services
 	$(BIN)/pytest tests --ignore=tests/long -m "not long" -n $(WORKERS) --dist=worksteal $(ARGS)
 
 test-long: .venv/.stamp-dev services
+	@scripts/fetch_compose.sh >/dev/null || echo "test-long: without the compose commands of Docker" >&2
 	$(BIN)/pytest tests -m long --hypothesis-profile=long -n $(WORKERS) --dist=worksteal $(ARGS)
 
 check: .venv/.stamp-dev
@@ -64,7 +65,7 @@ check: .venv/.stamp-dev
 	$(BIN)/python scripts/check_tree.py
 
 bench: .venv/.stamp-dev
-	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(PART),--part $(PART))
 
 proto: .venv/.stamp-dev
 	$(BIN)/python scripts/generate_protos.py

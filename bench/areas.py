@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.figures import Figure
 from bench.peers import Peer
 
-AREAS = ("control", "fleet", "runtimes", "dataflow", "discovery", "tables")
+AREAS = ("control", "fleet", "runtimes", "dataflow", "discovery", "exchange", "tables")
 
 #: Told what a number cannot say, in a sentence; it stands below the figures.
 Note = Callable[[str], None]
@@ -32,6 +32,8 @@ class Area:
     #: Packages whose versions may matter to the figures.
     packages: tuple[str, ...] = ()
     peers: tuple[Peer, ...] = ()
+    #: Groups of figures that can be measured alone, by name: as `measure`, and their values take the place of others.
+    parts: Mapping[str, Callable[[int, Note], Mapping[str, float]]] = field(default_factory=dict)
 
 
 def load(name: str) -> Area:

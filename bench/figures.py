@@ -103,13 +103,20 @@ def judge(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> tup
     """Put the values of all runs together. A figure without its values, or a value without a figure, is our mistake."""
     _check(figures, runs)
     values = {figure.name: [run[figure.name] for run in runs if figure.name in run] for figure in figures}
+    return judge_values(figures, values)
+
+
+def judge_values(figures: Sequence[Figure], measured: Mapping[str, Sequence[float]]) -> tuple[Measured, ...]:
+    """The same for the values of each figure, run by run. Figures without values are left out."""
+    values = {figure.name: list(measured.get(figure.name, ())) for figure in figures}
     medians = {name: statistics.median(each) for name, each in values.items() if each}
     for figure in figures:
         if figure.quotient is not None:
             over, under = figure.quotient
-            # Of each run for the spread; what counts is the ratio of the medians.
-            values[figure.name] = [run[over] / run[under] for run in runs if run.get(under) and over in run]
             if over in medians and medians.get(under):
+                # Of each run for the spread; what counts is the ratio of the medians.
+                pairs = zip(values[over], values[under], strict=False)
+                values[figure.name] = [one / other for one, other in pairs if other]
                 medians[figure.name] = medians[over] / medians[under]
     return tuple(_judge_one(figure, values[figure.name], medians) for figure in figures if figure.name in medians)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.areas import Area
-from bench.figures import Measured, judge, rounded
+from bench.figures import Measured, judge, judge_values, rounded
 from bench.machine import machine_facts, package_versions
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import UnavailableError
@@ -99,6 +99,29 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
         },
         notes=tuple(notes),
     )
+
+
+def run_part(
+    area: Area, part: str, *, runs: int = RUNS, say: Say, folder: Path = RESULTS, clock: Clock | None = None
+) -> Results:
+    """Measure a group of figures alone. What the file has of the others stays, and a note names those that are new."""
+    before = read(folder / f"{area.name}.json")
+    today = (clock or SystemClock()).wall().date().isoformat()
+    notes = [note for note in before.notes if not note.startswith(f"Part {part}:")]
+
+    def note(words: str) -> None:
+        notes.append(f"Part {part}: {words}")
+        say(f"{area.name}: {words}")
+
+    found: dict[str, list[float]] = {}
+    for number in range(runs):
+        say(f"{area.name}: {part}, run {number + 1} of {runs}")
+        for name, value in area.parts[part](number, note).items():
+            found.setdefault(name, []).append(rounded(value))
+    names = ", ".join(f"`{name}`" for name in found)
+    notes.append(f"Part {part}: measured alone on {today}, runs: {runs}. These are {names}.")
+    values = {**before.values, **found}
+    return replace(before, figures=judge_values(area.figures, values), values=values, notes=tuple(notes))
 
 
 def write(results: Results, folder: Path = RESULTS) -> Path:

@@ -33,7 +33,7 @@ from google.protobuf.message import Message
 from shoal.cli.local.children import Child
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
-from shoal.model.identity import CONTROL_PLANE, Identity, Peer, Role
+from shoal.model.identity import CONTROL_PLANE, Identity, Peer, Role, workload_identity
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 from shoal.wire.authority import Pair, issue, make_authority
 from shoal.wire.channel import GrpcTransport
@@ -43,15 +43,18 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Artifacts,
     Coordination,
     Credentials,
     Enrollment,
+    Jobs,
     Secrets,
     WorkloadExec,
     methods_of,
 )
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import jobs_pb2 as jobs
 from shoal.wire.security import AnonymousTls, MutualTls
 from shoal.wire.status import Code, status_of
 from shoal.wire.transport import Cardinality, Channel, Method
@@ -65,7 +68,18 @@ GUEST_NODE = "guest"
 
 METHODS: Mapping[str, Method[Any, Any]] = {
     f"{method.service}.{method.name}": method
-    for service in (AgentControl, AgentService, Enrollment, Credentials, Secrets, WorkloadExec, AgentExec, Coordination)
+    for service in (
+        AgentControl,
+        AgentService,
+        Enrollment,
+        Credentials,
+        Secrets,
+        WorkloadExec,
+        AgentExec,
+        Coordination,
+        Jobs,
+        Artifacts,
+    )
     for method in methods_of(service)
 }
 
@@ -91,7 +105,7 @@ class Step:
 
     Attributes:
         kind: call; begin and finish, a call that others answer meanwhile; open, send, take or close of a stream; wait.
-        by: who does it: operator, control, guest, or nobody, who has no certificate.
+        by: who does it: operator, control, guest, workload (of job shop), or nobody, who has no certificate.
         method: of a call, or of the stream.
         request: what is sent.
         replies: what was answered; of a `take` the message that was taken.
@@ -193,6 +207,8 @@ _CHANGING_IF_SET: Mapping[str, Any] = {
     "task_id": "{task_id}",
     "certificate": b"{certificate}",
     "ca": b"{ca}",
+    "progress": b"{progress}",
+    "transition": 1,
     "join_port": 1,
 }
 _CHANGING_METADATA: Mapping[str, str] = {TERM_HEADER: "1", "task_id": "{task_id}"}
@@ -345,6 +361,8 @@ class Place:
         for role, name in ((Role.CONTROL, "control"), (Role.OPERATOR, "operator"), (Role.AGENT, REAL_NODE)):
             pair = issue(self._authority, Identity(role, CLUSTER, name), now=self._clock.wall())
             write_credentials(self._credentials(name), ca=self._authority.pem, pair=pair)
+        own = issue(self._authority, workload_identity(CLUSTER, job="shop", node=REAL_NODE), now=self._clock.wall())
+        write_credentials(self._credentials("workload"), ca=self._authority.pem, pair=own)
         try:
             key = ["--ca-key", str(authority / CA_KEY_FILE), "--join-port", "0"]
             # The lease is longer than anything here takes: the guest sends heartbeats when a step says so.
@@ -586,9 +604,17 @@ class Player:
             if not found:
                 return wanted == "gone"
             return found[0].status == wanted and found[0].observed_revision_id in ("", found[0].revision_id)
+        if what == "job":
+            return await self._job_is(name, wanted)
         listed_nodes = await channel.call(AgentControl.LIST_NODES, control.ListNodesRequest())
         nodes = [node for node in listed_nodes.nodes if node.node_id == name]
         if not nodes:
             return False
         found_out = {"node": [nodes[0].status], "wish": [nodes[0].wish], "orphan": nodes[0].orphans}
         return wanted in found_out[what]
+
+    async def _job_is(self, name: str, wanted: str) -> bool:
+        """Whether a job has this state, and has taken in what was last asked of it."""
+        channel = self._place.channel("operator", Jobs.NAME)
+        view = (await channel.call(Jobs.GET, jobs.GetJobRequest(job_id=name))).job
+        return view.state == wanted and view.taken_request == view.request.number

@@ -6,6 +6,8 @@ key is in plain sight. A test compares the steps with the services, so a new RPC
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,30 +22,47 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Artifacts,
     Coordination,
     Credentials,
     Enrollment,
+    Jobs,
     Secrets,
     WorkloadExec,
 )
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import artifacts_pb2 as artifacts
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
+from shoal.wire.pb.shoal.v1 import jobs_pb2 as jobs
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
 from shoal.wire.status import Code
 from shoal.wire.transport import Method
 
 SECRET = "throwaway"
+EMPTY = hashlib.sha256().hexdigest()
+"""The name of the smallest blob."""
 GROUP, MEMBER = "crew", "crew-0"
 _STREAM = full_name(AgentControl.CONTROL_STREAM)
 
 
 def every_call() -> tuple[Step, ...]:
     """The steps, in order."""
-    return (*_joining(), *_secrets(), *_workloads(), *_agent(), *_nodes(), *_group(), *_stream(), *_leaving())
+    return (
+        *_joining(),
+        *_secrets(),
+        *_artifacts(),
+        *_workloads(),
+        *_agent(),
+        *_nodes(),
+        *_group(),
+        *_stream(),
+        *_jobs(),
+        *_leaving(),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -136,6 +155,20 @@ def _secrets() -> tuple[Step, ...]:
     )
 
 
+def _artifacts() -> tuple[Step, ...]:
+    start = artifacts.ArtifactStart(sha256=EMPTY, size=0)
+    wrong = artifacts.ArtifactStart(sha256="none", size=0)
+    read = artifacts.DownloadArtifactRequest(sha256=EMPTY)
+    return (
+        _call(Artifacts.UPLOAD, artifacts.UploadArtifactRequest(start=start)),
+        _call(Artifacts.UPLOAD, artifacts.UploadArtifactRequest(start=start)),  # it is there already
+        _call(Artifacts.UPLOAD, artifacts.UploadArtifactRequest(start=wrong), ends="INVALID_ARGUMENT"),
+        _call(Artifacts.DOWNLOAD, read),
+        _call(Artifacts.DOWNLOAD, read, by=GUEST_NODE, ends="PERMISSION_DENIED"),
+        _call(Artifacts.DOWNLOAD, artifacts.DownloadArtifactRequest(sha256="f" * 64), ends="NOT_FOUND"),
+    )
+
+
 def _workloads() -> tuple[Step, ...]:
     web = control.ApplyWorkloadRequest(
         workload_id="web",
@@ -150,7 +183,11 @@ def _workloads() -> tuple[Step, ...]:
     )
     chatty = control.ApplyWorkloadRequest(
         workload_id="chatty",
-        spec=_process(["sh", "-c", "echo one; echo two"], restart=run.RestartPolicy(policy="no")),
+        spec=_process(
+            ["sh", "-c", "echo one; echo two"],
+            restart=run.RestartPolicy(policy="no"),
+            artifacts=[run.Artifact(sha256=EMPTY, path="lib/nothing")],
+        ),
     )
     broken = control.ApplyWorkloadRequest(workload_id="broken", spec=control.WorkloadSpec(type="process"))
     suggestion = control.AutomationSuggestion(
@@ -349,6 +386,54 @@ def _stream() -> tuple[Step, ...]:
         _wait("workload", "brief", "gone"),
         Step("close", "operator", _STREAM),
     )
+
+
+def _jobs() -> tuple[Step, ...]:
+    """A service from its submit to its end."""
+    submit = jobs.SubmitJobRequest(job_id="shop", engine="service", spec=_service(), client_key="key-1")
+    other = jobs.SubmitJobRequest(job_id="shop", engine="service", spec=_service(count=2), client_key="key-1")
+    unknown = jobs.SubmitJobRequest(job_id="shop", engine="none-such")
+    savepoint = jobs.SavepointJobRequest(job_id="shop", stop=True)
+    report = jobs.ReportJobRequest(
+        job_id="shop", workload_id="shop-0", node_id=REAL_NODE, revision_id="r1", report=b"well", read=["shop-0"]
+    )
+    return (
+        _call(Jobs.SUBMIT, submit),
+        _call(Jobs.SUBMIT, other, ends="INVALID_ARGUMENT"),
+        _call(Jobs.SUBMIT, unknown, ends="INVALID_ARGUMENT"),
+        _wait("job", "shop", "Running"),
+        _call(Jobs.SUBMIT, submit),  # the same one again
+        _call(Jobs.GET, jobs.GetJobRequest(job_id="shop")),
+        _call(Jobs.GET, jobs.GetJobRequest(job_id="none-such"), ends="NOT_FOUND"),
+        _call(Jobs.GET, jobs.GetJobRequest(job_id="shop"), by=GUEST_NODE, ends="PERMISSION_DENIED"),
+        _call(Jobs.REPORT, report, by="workload"),
+        _call(Jobs.REPORT, report, ends="PERMISSION_DENIED"),
+        _call(Jobs.LIST, jobs.ListJobsRequest(engine="service", page_size=10)),
+        _call(Jobs.WATCH, jobs.WatchJobRequest(job_id="shop"), pieces=1),
+        _call(Jobs.RESCALE, jobs.RescaleJobRequest(job_id="shop", width=2)),
+        _wait("job", "shop", "Running"),
+        _call(Jobs.RESCALE, jobs.RescaleJobRequest(job_id="shop", width=-1), ends="INVALID_ARGUMENT"),
+        _call(Jobs.UPGRADE, jobs.UpgradeJobRequest(job_id="shop", spec=_service(count=2, word="two"))),
+        _wait("job", "shop", "Running"),
+        _call(Jobs.SAVEPOINT, savepoint),
+        _wait("job", "shop", "Stopped"),
+        _call(Jobs.RESUME, jobs.ResumeJobRequest(job_id="shop")),
+        _wait("job", "shop", "Running"),
+        _call(Jobs.CANCEL, jobs.CancelJobRequest(job_id="shop")),
+        _wait("job", "shop", "Canceled"),
+    )
+
+
+def _service(*, count: int = 1, word: str = "one") -> bytes:
+    """What the engine `service` reads."""
+    workload = {
+        "type": "process",
+        "process": {"command": ["sleep", "3600"], "env": {"WORD": word}},
+        "resources": {"cpu_millicores": 100, "memory_mb": 64},
+        "placement": {"constraints": [{"key": "node_id", "operator": "in", "values": [REAL_NODE]}]},
+    }
+    plain = {"count": count, "update": {"parallel": 2, "settle": "0s"}, "workload": workload}
+    return json.dumps(plain, sort_keys=True).encode()
 
 
 def _leaving() -> tuple[Step, ...]:

@@ -14,6 +14,14 @@ the folder.
 The format number is that of the newest schema migration. A folder that exists is not written again unless --again is
 given: it tells what was, and tests hold later versions to it.
 
+A format that no release has written yet may be recorded again, as long as it changes: after a new RPC, message, column
+or document. Add the RPC to `scripts/every_call.py`, then, with an empty database of any PostgreSQL,
+
+    python -m scripts.record_version --again --postgres postgresql://user@host:port/database
+
+and commit the folder. Once a version with that format is released, its folder stays as it is: what then changes is the
+next format, with a migration of its own.
+
 Called by a person before a release; `tests/e2e/upgrade/test_recording.py` runs it too.
 """
 
@@ -53,8 +61,11 @@ from shoal.control.store.codec import FORMAT as DOCUMENTS
 from shoal.control.store.migrate import find_migrations
 from shoal.control.store.select import FILE_NAME as CONTROL_FILE
 from shoal.core.errors import ShoalError
+from shoal.jobs.engine import Engines
 from shoal.model.documents import GroupDocument, WorkloadDocument, read_document
+from shoal.model.jobs import JobState
 from shoal.model.workloads import DesiredState
+from shoal.services import ServiceEngine
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.wire import pb
 from shoal.wire.channel import GrpcTransport
@@ -172,6 +183,17 @@ GROUP: dict[str, Any] = {
         }
         for number in range(2)
     ],
+}
+
+
+SERVICE: dict[str, Any] = {
+    "count": 2,
+    "update": {"settle": "0s"},
+    "workload": {
+        "type": "process",
+        "process": {"command": ["sleep", "3600"]},
+        "placement": {"constraints": [{"key": "zone", "values": ["a"]}]},
+    },
 }
 
 
@@ -316,6 +338,7 @@ class SmallFleet:
                 lease=timedelta(seconds=2),
             ),
             transport=transport,
+            engines=Engines({"service": ServiceEngine()}),
         )
         await plane.start(http=False)
         agent = Agent(
@@ -393,6 +416,8 @@ async def live(client: Client, hollow: HollowFleet) -> None:
     # Left alone it would be tried again some time, and the picture would not be what is in the dump.
     await client.set_desired_state("broken", DesiredState.STOPPED)
     await until(lambda: _has_status(client, "broken", "Stopped"))
+    await client.submit_job("service", json.dumps(SERVICE).encode(), job_id="shop", client_key="recorded")
+    await client.wait_for_job("shop", lambda job: job.state is JobState.RUNNING, timeout=60)
     await client.summary()
     await client.list_events(limit=5, newest=True)
     async with contextlib.aclosing(client.watch_events(after=0)) as events:
@@ -443,6 +468,17 @@ async def picture(client: Client) -> dict[str, Any]:
                 "members": sorted(member.workload_id for member in group.members),
             }
             for group in await client.list_groups()
+        },
+        "jobs": {
+            job.job_id: {
+                "engine": job.engine,
+                "format": job.format,
+                "desired": job.desired.value,
+                "spec": job.spec.decode(),
+                "workloads": list(job.workloads),
+                "taken": job.taken,
+            }
+            for job in [await client.get_job(each.job_id) for each in await client.list_jobs()]
         },
         "events": [[event.cursor, event.kind, event.subject_id] for event in events.events],
     }

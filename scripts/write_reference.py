@@ -26,6 +26,7 @@ from shoal.core.telemetry import MetricRegistry
 from shoal.dataflow.api.progress import FlowSeries
 from shoal.model.documents import group_schema, workload_schema
 from shoal.model.events import Event, EventKind
+from shoal.model.jobs import JobState
 from shoal.model.phases import ACCEPTED, GroupPhase, WorkloadPhase
 from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
 from shoal.model.workloads import WorkloadSpec, WorkloadType
@@ -59,6 +60,12 @@ generation has not been started: {accepted}.
 | State | Meaning |
 | --- | --- |
 {groups}
+
+## Jobs
+
+| State | Meaning |
+| --- | --- |
+{jobs}
 """
 
 EVENTS_PAGE = """# Events
@@ -177,6 +184,7 @@ def states_page() -> str:
             for phase in WorkloadPhase
         ),
         groups="\n".join(f"| `{phase}` | {phase.description} |" for phase in GroupPhase),
+        jobs="\n".join(f"| `{state}` | {state.description} |" for state in JobState),
     )
 
 

@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from shoal.core import faults
 from tests.services.kafka import kafka_broker, stop_broker
+from tests.services.leftovers import Run, begin_run, run_id, watch_over
 from tests.services.postgres import postgres_server, postgres_url
 from tests.services.zookeeper import stop_zookeeper, zookeeper
 
@@ -37,8 +39,18 @@ settings.load_profile("shoal")
 REAL_THINGS = frozenset({"e2e", "integration", "peers"})
 
 
-def pytest_sessionstart() -> None:
+#: Whether a process leads a run of the tests: it is no worker of another.
+LEADS = pytest.StashKey[bool]()
+#: What ends the processes of this one if it is killed.
+WATCHER = pytest.StashKey[Any]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Start alike everywhere: without an event loop, and with Ctrl-C."""
+    session.config.stash[LEADS] = begin_run()
+    base = session.config._tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ or not session.config.getoption("numprocesses", None):
+        session.config.stash[WATCHER] = watch_over(base)
     # Else the first plug-in that asks for a loop makes one and forgets it.
     asyncio.set_event_loop(None)
     # Agents of tests run processes, whatever this machine has; the tests of other runtimes ask for them.
@@ -57,12 +69,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop what all workers shared; the workers themselves do not come this far with it."""
-    base = getattr(getattr(config, "_tmp_path_factory", None), "_basetemp", None)
-    if base is not None and "PYTEST_XDIST_WORKER" not in os.environ:
-        stop_broker(base)
-        stop_zookeeper(base)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """When all workers are done: stop what they shared, and fail a run that leaves a process or a mount behind."""
+    yield
+    watcher = session.config.stash.get(WATCHER, None)
+    if watcher is not None:
+        watcher.kill()
+        watcher.wait()
+    if not session.config.stash.get(LEADS, False):
+        return
+    base = session.config._tmp_path_factory.getbasetemp()
+    stop_broker(base)
+    stop_zookeeper(base)
+    run = Run(run_id(), base)
+    if left := run.left():
+        report = session.config.pluginmanager.get_plugin("terminalreporter")
+        for each in ("Left behind by this run, and removed now:", *left):
+            report.write_line(each, red=True)
+        run.remove()
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ def _related(kind: type) -> Mapping[str, st.SearchStrategy[Any]]:
             "networks": st.sampled_from(
                 [
                     (),
-                    (VmNetwork("br0", True, "10.0.0.2/24"), VmNetwork(tap="tap0", mac="52:54:00:00:00:01")),
+                    (VmNetwork("br0", True, "10.0.0.2/24"), VmNetwork(tap="tap0", mac="52:54:00:00:00:01", name="lan")),
                     (VmNetwork(ports=(PortMapping(22, 0, "tcp", "ssh"), PortMapping(80, 8080))),),
                 ]
             ),

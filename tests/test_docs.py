@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from shoal.model.documents import WorkloadDocument, read_document, workload_schema
+from shoal.services.spec import read_service
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -22,6 +23,9 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 def check_specs(text: str) -> int:
     documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict) and "id" in each]
     for each in documents:
+        if each.get("kind") == "service":
+            read_service({key: value for key, value in each.items() if key not in ("kind", "id")})
+            continue
         document = read_document(each)
         if isinstance(document, WorkloadDocument):
             jsonschema.Draft202012Validator(workload_schema(document.spec.type)).validate(each)

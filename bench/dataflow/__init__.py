@@ -6,7 +6,7 @@ measured, and what watches them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bench.areas import Area, Note
 from bench.dataflow.figures import FIGURES
@@ -26,6 +26,7 @@ def measure_all(scale: Scale, run: int, note: Note) -> dict[str, float]:
 
     found = measures.measure_memory(scale, note)
     found |= measures.measure_morsels(scale)
+    found |= measures.measure_processes(scale, note)
     found |= measures.measure_planning()
     found |= measures.measure_checkpoints(scale)
     found |= measures.measure_log(scale)
@@ -35,6 +36,16 @@ def measure_all(scale: Scale, run: int, note: Note) -> dict[str, float]:
     if run == 0:
         found |= measures.measure_nexmark(scale, note)
     return found
+
+
+def _part(name: str) -> Callable[[int, Note], Mapping[str, float]]:
+    def measure_part(run: int, note: Note) -> Mapping[str, float]:
+        from bench.dataflow import measures
+
+        del run
+        return measures.PARTS[name](FULL, note)
+
+    return measure_part
 
 
 AREA = Area(
@@ -50,4 +61,5 @@ AREA = Area(
     measure=measure,
     packages=("pyarrow", "numpy", "duckdb", "confluent-kafka", "arro3-io", "rocksdict"),
     peers=ALL,
+    parts={name: _part(name) for name in ("processes", "morsels", "checkpoints", "nexmark", "kafka-processes")},
 )

@@ -156,7 +156,7 @@ def measure_often(rows: int, rounds: int) -> dict[str, dict[str, float]]:
 def _take_turns(job: Job, rows: int, rounds: int) -> dict[str, float]:
     batches = make_batches(rows, keys=job.keys, rows_per_second=job.density)
     rates: dict[str, list[float]] = {"with": [], "without": []}
-    _run(job, batches[: len(batches) // 8], with_checkpoints=True)
+    _run(job, batches[: max(1, len(batches) // 8)], with_checkpoints=True)
     for _ in range(rounds):
         for label, found in rates.items():
             began = time.perf_counter()

@@ -108,17 +108,25 @@ _MORSELS = (
     Figure(
         "map_filter_two_threads",
         ROWS,
-        "The same with two threads that share the kernels, morsel by morsel; in turn with it.",
-        against=Against("one thread", "map_filter_one_thread"),
+        "The same with two threads that share the kernels, morsel by morsel, where that is quicker; in turn with it.",
     ),
+    _ratio("map_filter_two_threads_to_one", "map_filter_two_threads", "map_filter_one_thread", at_least(0.95)),
     Figure("map_filter_wide_one_thread", ROWS, "A job of more and heavier kernels, with one thread."),
-    Figure(
+    Figure("map_filter_wide_two_threads", ROWS, "The same with two threads, in turn with it."),
+    _ratio(
+        "map_filter_wide_two_threads_to_one",
         "map_filter_wide_two_threads",
+        "map_filter_wide_one_thread",
+        at_least(0.95),
+    ),
+    Figure("text_one_thread", ROWS, "Texts that are changed and matched with regular expressions, with one thread."),
+    Figure(
+        "text_two_threads",
         ROWS,
         "The same with two threads, in turn with it. Why the default is what it is: a thread more pays only where "
         "kernels are heavy and a core is idle, and a task more uses that core for everything.",
-        against=Against("one thread", "map_filter_wide_one_thread"),
     ),
+    _ratio("text_two_threads_to_one", "text_two_threads", "text_one_thread", at_least(1.5)),
     Figure(
         "plan_time",
         "ms",
@@ -126,6 +134,46 @@ _MORSELS = (
         "optimised, laid out.",
     ),
     Figure("explain_time", "ms", "The same program, with its plans printed."),
+)
+
+_PROCESSES = (
+    Figure(
+        "function_two_processes",
+        ROWS,
+        "The function of `records` over two processes with parallelism 2, from rows in memory of each; timed from the "
+        "start of the tasks to the end of the last, as all of this group.",
+    ),
+    Figure("function_one_process", ROWS, "The same over one process with parallelism 1, in turn with it."),
+    _ratio("function_two_to_one", "function_two_processes", "function_one_process", at_least(1.6)),
+    Figure(
+        "tumbling_two_processes",
+        ROWS,
+        "The sums of `tumbling` over two processes with parallelism 2, behind a hash exchange, with checkpoints every "
+        "second and an exactly-once sink of Parquet files.",
+    ),
+    Figure("tumbling_one_process", ROWS, "The same over one process with parallelism 1, in turn with it."),
+    _ratio("tumbling_two_to_one", "tumbling_two_processes", "tumbling_one_process", at_least(1.5)),
+    Figure(
+        "tumbling_two_processes_flink",
+        ROWS,
+        "The sums in Flink SQL with parallelism 2 and checkpoints every second, as for `tumbling_flink`; its sink "
+        "drops the rows.",
+        optional=True,
+    ),
+    _ratio("tumbling_two_to_flink", "tumbling_two_processes", "tumbling_two_processes_flink", at_least(10)),
+    Figure(
+        "transport",
+        "MB/s",
+        "Batches of the rows of `tumbling`, shared out by key over two tasks: the part of one task goes to another "
+        "process by a channel of the exchange on a unix socket, with its credits.",
+    ),
+    Figure(
+        "transport_bare",
+        "MB/s",
+        "The same bytes by a bare unix socket, in turn with it: serialized before, read into one buffer again and "
+        "again, and not looked at.",
+    ),
+    _ratio("transport_to_bare", "transport", "transport_bare", at_least(0.8)),
 )
 
 _LOG = (
@@ -181,6 +229,7 @@ _JSON = "JSON of 97 bytes from a topic of Kafka through a filter, which half pas
 _KAFKA = (
     _kafka("kafka", MESSAGES, f"{_JSON}, at least once, in one process.", at_least(400)),
     _kafka("kafka_two", MESSAGES, "The same in two processes, each with half of the messages.", at_least(750)),
+    _kafka("kafka_processes", MESSAGES, "The same as one job with parallelism 2 over two child processes."),
     _kafka("kafka_exact", MESSAGES, "The same exactly once, in one process, with a checkpoint every second."),
     _kafka(
         "kafka_loop",
@@ -200,6 +249,7 @@ _KAFKA = (
     _kafka("kafka_quix", MESSAGES, f"The same in Quix Streams, for {FULL.quix_messages:,} messages."),
     _ratio("kafka_to_loop", "kafka", "kafka_loop", at_least(0.95)),
     _ratio("kafka_two_to_loop", "kafka_two", "kafka_loop_two"),
+    _ratio("kafka_processes_to_loop", "kafka_processes", "kafka_loop_two", at_least(0.95)),
     _ratio("kafka_exact_share", "kafka_exact", "kafka", at_least(0.85)),
     _ratio("kafka_to_flink", "kafka", "kafka_flink", at_least(1)),
     _ratio("kafka_two_to_flink", "kafka_two", "kafka_flink_two", at_least(1)),
@@ -224,6 +274,13 @@ _KAFKA = (
     ),
     _kafka("kafka_p99", "ms", "As `kafka_p50`, the 99th percentile.", at_most(60)),
     _kafka("kafka_trickle", "ms", "The same for one row a second: the slowest.", at_most(50)),
+    _kafka(
+        "kafka_committed_p50",
+        "ms",
+        f"At {FULL.rate:,.0f} rows/s exactly once with a commit every 200 ms: from when a row is due at the feeder to "
+        "a reader of what is committed, the median.",
+    ),
+    _kafka("kafka_committed_p99", "ms", "As `kafka_committed_p50`, the 99th percentile.", at_most(300)),
     _kafka("kafka_steady_cpu", "% of a core", f"What the job used at {FULL.rate:,.0f} rows/s."),
     _kafka("hop_p50", "ms", "The same without a job, so through one topic only: the median."),
     _kafka("hop_p99", "ms", "As `hop_p50`, the 99th percentile."),
@@ -244,8 +301,12 @@ _CHECKPOINTS = (
         figure
         for name, text, bar in (
             ("tumbling", "The job of `tumbling`", at_least(0.9)),
-            ("sums", "Sums of 100,000 keys without a window, all of which change between two", None),
-            ("tumbling_many_keys", "The job of `tumbling_many_keys`, where most keys change between two", None),
+            ("sums", "Sums of 100,000 keys without a window, all of which change between two", at_least(0.9)),
+            (
+                "tumbling_many_keys",
+                "The job of `tumbling_many_keys`, where most keys change between two",
+                at_least(0.9),
+            ),
         )
         for figure in (
             Figure(f"often_{name}", ROWS, f"{text}, on all cores, with a checkpoint every 100 ms."),
@@ -268,6 +329,14 @@ _NEXMARK = tuple(
             once=True,
         ),
         Figure(
+            f"nexmark_{query}_two",
+            "M events/s",
+            "The same with parallelism 2 over two processes, from the start of the tasks to the end of the last.",
+            against=Against("DuckDB", f"nexmark_{query}_duckdb"),
+            once=True,
+        ),
+        _ratio(f"nexmark_{query}_two_to_duckdb", f"nexmark_{query}_two", f"nexmark_{query}_duckdb", at_least(0.3)),
+        Figure(
             f"nexmark_{query}_duckdb",
             "M events/s",
             f"DuckDB's answer to {query} from the same files to a file, all at once and on all cores.",
@@ -276,4 +345,4 @@ _NEXMARK = tuple(
     )
 )
 
-FIGURES = (*_MEMORY, *_MORSELS, *_CHECKPOINTS, *_LOG, *_NEEDS, *_KAFKA, *_NEXMARK)
+FIGURES = (*_MEMORY, *_MORSELS, *_PROCESSES, *_CHECKPOINTS, *_LOG, *_NEEDS, *_KAFKA, *_NEXMARK)

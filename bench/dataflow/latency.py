@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,14 +85,25 @@ class Watcher:
 
 
 def measure(
-    broker: str, home: Path, *, name: str, rate: float, seconds: float, trickle: int, has_job: bool = True
+    broker: str,
+    home: Path,
+    *,
+    name: str,
+    rate: float,
+    seconds: float,
+    trickle: int,
+    has_job: bool = True,
+    options: Sequence[str] = (),
 ) -> Delays:
-    """Feed rows at a rate, then one a second. Without a job the watcher reads what was fed: one hop."""
+    """Feed rows at a rate, then one a second. Without a job the watcher reads what was fed: one hop.
+
+    The watcher reads what is committed; `options` are of the job.
+    """
     source, target = f"{name}-in", f"{name}-out" if has_job else f"{name}-in"
     with topics_of(broker) as topics:
         for topic in {source, target}:
             ensure_topic(topics, topic)
-    job = _start_job(broker, source, target, home / name) if has_job else None
+    job = _start_job(broker, source, target, home / name, options) if has_job else None
     watcher = Watcher(broker, target)
     try:
         time.sleep(_SETTLES if has_job else 0.5)
@@ -113,9 +125,11 @@ def measure(
     return Delays(percentile(steady, 0.5), percentile(steady, 0.99), max(slow), memory, cpu)
 
 
-def _start_job(broker: str, source: str, target: str, directory: Path) -> subprocess.Popen[bytes]:
+def _start_job(
+    broker: str, source: str, target: str, directory: Path, options: Sequence[str]
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "bench.dataflow.kafka_job", broker, source, target, str(directory), "json"]
-    return subprocess.Popen(command)
+    return subprocess.Popen([*command, *options])
 
 
 def _feed(broker: str, topic: str, first: int, rate: float, seconds: float) -> None:

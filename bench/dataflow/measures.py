@@ -25,6 +25,8 @@ from shoal.core.errors import DeadlineError, UnavailableError
 M = 1e6
 K = 1e3
 _WITHIN = 600.0
+#: Seconds from one commit to the next where rows are watched until they are committed.
+COMMIT_SECONDS = 0.2
 
 Values = dict[str, float]
 
@@ -93,11 +95,32 @@ def _memory_peers(name: str, scale: Scale, note: Note) -> Values:
 def measure_morsels(scale: Scale) -> Values:
     """The same kernels with one thread and with two that share them, on all cores."""
     found: Values = {}
-    for name in ("map_filter", "map_filter_wide"):
-        rates = run_module("memory", [f"{name}_in_morsels", scale.rows, scale.rounds], within=_WITHIN)
+    for name, rows in (("map_filter", scale.rows), ("map_filter_wide", scale.rows), ("text", scale.rows // 2)):
+        rates = run_module("memory", [f"{name}_in_morsels", rows, scale.rounds], within=_WITHIN)
         found[f"{name}_two_threads"] = statistics.median(rates["ours"]) / M
         found[f"{name}_one_thread"] = statistics.median(rates["bare"]) / M
     return found
+
+
+def measure_processes(scale: Scale, note: Note) -> Values:
+    """Jobs over two processes beside one, and how batches go from one process to another."""
+    found: Values = {}
+    for name, rows in (("function", scale.few_rows * 4), ("tumbling", scale.rows * 12)):
+        rates = run_module("parallel", [name, rows, scale.rounds], within=_WITHIN)
+        found[f"{name}_two_processes"] = statistics.median(rates["two"]) / M
+        found[f"{name}_one_process"] = statistics.median(rates["one"]) / M
+    rates = run_module("transport", [scale.rows * 2, scale.rounds * 2], within=_WITHIN)
+    found["transport"] = statistics.median(rates["ours"])
+    found["transport_bare"] = statistics.median(rates["bare"])
+    return found | _processes_peers(scale, note)
+
+
+def _processes_peers(scale: Scale, note: Note) -> Values:
+    def of_flink() -> Values:
+        rate = FLINK.run(["tumbling", str(scale.flink_window_rows), "2"], within=_WITHIN)["rate"]
+        return {"tumbling_two_processes_flink": rate / M}
+
+    return _of_peer(FLINK, "windows with parallelism 2", note, of_flink)
 
 
 def measure_planning() -> Values:
@@ -133,12 +156,14 @@ def measure_nexmark(scale: Scale, note: Note) -> Values:
     folder = nexmark.make_events(scale.events)
     with _work_folder() as home:
         for query in nexmark.QUERIES:
-            seconds, events = nexmark.run_ours(query, folder, home / "ours.parquet")
             other = nexmark.run_duckdb(query, folder, home / "duckdb.parquet")
-            ours, theirs = (nexmark.row_count(home / f"{name}.parquet") for name in ("ours", "duckdb"))
-            if ours != theirs:
-                note(f"Nexmark {query} gave {ours} rows, and {theirs} by DuckDB.")
-            found[f"nexmark_{query}"] = events / seconds / M
+            theirs = nexmark.row_count(home / "duckdb.parquet")
+            for name, processes in ((f"nexmark_{query}", 0), (f"nexmark_{query}_two", 2)):
+                seconds, events = nexmark.run_ours(query, folder, home / "ours.parquet", processes=processes)
+                ours = nexmark.row_count(home / "ours.parquet")
+                if ours != theirs:
+                    note(f"Nexmark {query} gave {ours} rows, and {theirs} by DuckDB.")
+                found[name] = events / seconds / M
             found[f"nexmark_{query}_duckdb"] = events / other / M
     return found
 
@@ -164,6 +189,7 @@ def measure_kafka(scale: Scale, note: Note) -> Values:
         through = latency.measure(
             broker, home, name="kafka", rate=scale.rate, seconds=scale.seconds, trickle=scale.trickle
         )
+        found |= _measure_committed(broker, home, scale)
         return found | {
             "hop_p50": hop.p50,
             "hop_p99": hop.p99,
@@ -195,11 +221,13 @@ def _measure_pipe(pipe: Pipe) -> Values:
     ours = _once(pipe, lambda target: [pipe.ours(pipe.whole, target)], half)
     loop_two = _once(pipe, lambda target: [loop(each, target) for each in pipe.halves], half)
     ours_two = _once(pipe, lambda target: [pipe.ours(each, target) for each in pipe.halves], half)
+    ours_processes = _once(pipe, lambda target: [pipe.ours(pipe.whole, target, processes=2)], half)
     loop_exact = _once(pipe, lambda target: [loop(pipe.whole, target, "exactly-once")], half, committed=True)
     ours_exact = _once(pipe, lambda target: [pipe.ours(pipe.whole, target, exactly_once=True)], half, committed=True)
     return {
         "kafka": ours.per_second / K,
         "kafka_two": ours_two.per_second / K,
+        "kafka_processes": ours_processes.per_second / K,
         "kafka_exact": ours_exact.per_second / K,
         "kafka_loop": loop_one.per_second / K,
         "kafka_loop_two": loop_two.per_second / K,
@@ -208,6 +236,35 @@ def _measure_pipe(pipe: Pipe) -> Values:
         "kafka_loop_cpu": loop_one.cpu_per_million,
         "kafka_memory": ours.memory,
     }
+
+
+def measure_kafka_processes(scale: Scale, note: Note) -> Values:
+    """One job over two processes beside two loops, and rows until they are committed."""
+    with kafka.running(kafka.find_jars()) as broker, _work_folder() as home:
+        pipe = Pipe(broker, home, scale.messages)
+        pipe.fill()
+        half = pipe.count // 2
+
+        def loop(source: str, target: str) -> Start:
+            return pipe.peer(LOOP, "run", pipe.broker, source, target, f"loop-{pipe.next_number()}")
+
+        loop_two = _once(pipe, lambda target: [loop(each, target) for each in pipe.halves], half)
+        ours = _once(pipe, lambda target: [pipe.ours(pipe.whole, target, processes=2)], half)
+        found = {"kafka_loop_two": loop_two.per_second / K, "kafka_processes": ours.per_second / K}
+        return found | _measure_committed(broker, home, scale)
+
+
+def _measure_committed(broker: str, home: Path, scale: Scale) -> Values:
+    committed = latency.measure(
+        broker,
+        home,
+        name="committed",
+        rate=scale.rate,
+        seconds=scale.seconds,
+        trickle=scale.trickle,
+        options=["--exactly-once", "--interval", str(COMMIT_SECONDS)],
+    )
+    return {"kafka_committed_p50": committed.p50, "kafka_committed_p99": committed.p99}
 
 
 def _measure_arrow(pipe: Pipe, scale: Scale) -> Values:
@@ -294,3 +351,13 @@ def measure_stalled() -> Values:
     """A sink that no longer takes anything."""
     found: Any = run_module("stalled", within=_WITHIN)
     return {"stalled_growth": max(0.0, found["growth"]), "stalled_waiting": found["waiting"]}
+
+
+#: Groups of figures that can be measured alone.
+PARTS: dict[str, Callable[[Scale, Note], Values]] = {
+    "processes": measure_processes,
+    "morsels": lambda scale, _note: measure_morsels(scale),
+    "checkpoints": lambda scale, _note: measure_checkpoints(scale),
+    "nexmark": measure_nexmark,
+    "kafka-processes": measure_kafka_processes,
+}

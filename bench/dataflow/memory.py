@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.dataflow.rows import BATCH_ROWS, FEE, LIMIT, make_batches
-from shoal import FlowSettings, Stream, col, sliding, tumbling
+from shoal import FlowSettings, Stream, col, fn, sliding, tumbling
 
 WINDOW_SECONDS = 10
 #: Rows of small batches: what a source gives that is not far behind.
@@ -66,6 +66,21 @@ def map_filter_wide(batches: Sequence[Any], settings: FlowSettings | None = None
     )
     stream.foreach(seen, settings=settings)
     return seen.rows
+
+
+def text(batches: Sequence[Any], settings: FlowSettings | None = None) -> int:
+    """Texts and regular expressions: kernels that compute for long."""
+    seen = Counted()
+    stream = Stream.from_batches(batches).with_columns(
+        name=fn.replace(fn.upper(col("key")), "KEY", "user"), is_odd=fn.matches(col("key"), "^key-[0-9]+[13579]$")
+    )
+    stream.filter(col("is_odd") & fn.matches(col("name"), "user-[0-9]{5}[1-8]{2}")).foreach(seen, settings=settings)
+    return seen.rows
+
+
+def text_in_morsels(batches: Sequence[Any]) -> int:
+    """The same, with two threads that share the kernels."""
+    return text(batches, FlowSettings(morsel_workers=2))
 
 
 def map_filter_wide_in_morsels(batches: Sequence[Any]) -> int:
@@ -168,6 +183,7 @@ PAIRS = {
     "map_filter_small": Pair(map_filter, bare_map_filter, batch_rows=SMALL_ROWS),
     "map_filter_in_morsels": Pair(map_filter_in_morsels, map_filter),
     "map_filter_wide_in_morsels": Pair(map_filter_wide_in_morsels, map_filter_wide),
+    "text_in_morsels": Pair(text_in_morsels, text),
     "tumbling": Pair(tumbling_sum, bare_tumbling_sum),
     "tumbling_many_keys": Pair(tumbling_sum, bare_tumbling_sum, keys=1_000_000, density=200_000),
     "sliding": Pair(sliding_sum, tumbling_sum, is_same=False),

@@ -86,10 +86,10 @@ def make_events(events: int) -> Path:
     return folder
 
 
-def run_ours(query: str, folder: Path, target: Path, *, parallelism: int = 1) -> tuple[float, int]:
-    """Seconds, and events that were read."""
+def run_ours(query: str, folder: Path, target: Path, *, processes: int = 0) -> tuple[float, int]:
+    """Seconds, and events that were read. With processes each step has as many tasks."""
     command = [sys.executable, str(EXAMPLE / "run.py"), "--query", query, "--input", str(folder)]
-    command += ["--output", str(target), "--parallelism", str(parallelism)]
+    command += ["--output", str(target), "--parallelism", str(max(1, processes)), "--processes", str(processes)]
     done = subprocess.run(command, check=True, timeout=_WITHIN, capture_output=True, text=True)
     told = json.loads(done.stdout.strip().splitlines()[-1])
     return float(told["seconds"]), int(told["events"])

@@ -115,10 +115,13 @@ class Pipe:
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
-    def ours(self, source: str, target: str, *, codec: str = "json", exactly_once: bool = False) -> Start:
-        """Our own job, in a process of its own."""
+    def ours(
+        self, source: str, target: str, *, codec: str = "json", exactly_once: bool = False, processes: int = 0
+    ) -> Start:
+        """Our own job, in a process of its own, or with child processes."""
         directory = self.home / f"app-{self.next_number()}"
-        return job_of(self.broker, source, target, directory, codec, exactly_once=exactly_once)
+        options = ["--processes", str(processes)] if processes else []
+        return job_of(self.broker, source, target, directory, codec, exactly_once=exactly_once, options=options)
 
     def peer(self, peer: Peer, *arguments: str) -> Start:
         """A peer's job."""
@@ -273,9 +276,18 @@ def watch_rows(broker: str, topic: str) -> Iterator[Callable[[], int]]:
         thread.join()
 
 
-def job_of(broker: str, source: str, target: str, directory: Path, codec: str, *, exactly_once: bool = False) -> Start:
+def job_of(
+    broker: str,
+    source: str,
+    target: str,
+    directory: Path,
+    codec: str,
+    *,
+    exactly_once: bool = False,
+    options: Sequence[str] = (),
+) -> Start:
     """Our own job, in a process of its own."""
-    arguments = [broker, source, target, str(directory), codec, *(["exactly-once"] if exactly_once else [])]
+    arguments = [broker, source, target, str(directory), codec, *(["--exactly-once"] if exactly_once else []), *options]
     command = [sys.executable, "-m", "bench.dataflow.kafka_job", *arguments]
 
     def start(log: Path) -> subprocess.Popen[bytes]:

@@ -1,7 +1,8 @@
 """The peer Flink SQL: rows that are made in memory, and JSON from a topic to another, with object reuse.
 
     flink_jobs.py map_filter ROWS        rows per second
-    flink_jobs.py tumbling ROWS          the sum of 1,000 keys in windows of 10 s
+    flink_jobs.py tumbling ROWS [2]      the sum of 1,000 keys in windows of 10 s; with a parallelism of 2 it has
+                                         checkpoints every second
     flink_jobs.py kafka BROKER INPUT PARALLELISM:OUTPUT[:exactly-once] ...
 
 Its rows come from its sequence of numbers, the quickest source that it has, and are made of them by expressions. Jobs
@@ -46,9 +47,9 @@ def environment(parallelism: int, *, checkpoints: bool) -> tuple[StreamExecution
     return stream, StreamTableEnvironment.create(stream)
 
 
-def make_rows(rows: int) -> StreamTableEnvironment:
+def make_rows(rows: int, parallelism: int) -> StreamTableEnvironment:
     """Rows as ours: an id, a moment (a row a millisecond), one of the keys and a value from 0 to 2,000."""
-    stream, tables = environment(1, checkpoints=False)
+    stream, tables = environment(parallelism, checkpoints=parallelism > 1)
     source = NumberSequenceSource(0, rows - 1)
     numbers = stream.from_source(source, WatermarkStrategy.no_watermarks(), "numbers", type_info=Types.LONG())
     schema = (
@@ -64,9 +65,9 @@ def make_rows(rows: int) -> StreamTableEnvironment:
     return tables
 
 
-def timed(rows: int, job: str) -> float:
+def timed(rows: int, job: str, parallelism: int) -> float:
     """Seconds that a job takes."""
-    tables = make_rows(rows)
+    tables = make_rows(rows, parallelism)
     if job == "map_filter":
         columns = "id BIGINT, ts TIMESTAMP_LTZ(3), k STRING, v DOUBLE, fee DOUBLE"
         query = f"SELECT f0, ts, k, v, v * {FEE}e0 FROM numbers WHERE v > {LIMIT}e0"
@@ -113,9 +114,9 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "kafka":
         kafka(arguments[1], arguments[2], arguments[3:])
         return
-    job, rows = arguments[0], int(arguments[1])
-    timed(rows // WARM, job)
-    print(json.dumps({"rate": rows / timed(rows, job)}))
+    job, rows, parallelism = arguments[0], int(arguments[1]), int((*arguments[2:], "1")[0])
+    timed(rows // WARM, job, parallelism)
+    print(json.dumps({"rate": rows / timed(rows, job, parallelism)}))
 
 
 if __name__ == "__main__":

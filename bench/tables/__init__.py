@@ -40,6 +40,13 @@ FIGURES = (
         bar=at_least(0.7),
         quotient=("step_16_20m", "step_16_1m"),
     ),
+    Figure(
+        "growth_step",
+        "ms",
+        "A step of 16,384 new ids while a table of 16 columns grows from nothing to 10 M rows, one thread: the median.",
+        once=True,
+    ),
+    Figure("growth_longest_step", "ms", "The longest of those steps: the pause that growth makes.", once=True),
     Figure("memory_per_id_16", "bytes", "Memory of a table of 10 M ids, 16 columns and Adagrad, by id.", once=True),
     Figure("dump_10m", "s", "Our Arrow dump of that table, to a local disk.", once=True),
     Figure("load_10m", "s", "The same dump into an empty table.", once=True),
@@ -49,6 +56,7 @@ FIGURES = (
         "As `step_16_two_threads` with 5 M rows, in turn with the peer.",
         against=Against("tfra", "tfra_step_16"),
         optional=True,
+        once=True,
     ),
     Figure(
         "tfra_step_16",
@@ -56,6 +64,7 @@ FIGURES = (
         "The same batches and rows with TensorFlow Recommenders Addons on TensorFlow 2.16.2: a cuckoo table, its "
         "lookup and Adagrad in one graph, as many threads as it takes.",
         optional=True,
+        once=True,
     ),
     Figure(
         "step_of_tfra",

@@ -13,9 +13,11 @@ import numpy as np
 
 from bench.areas import Note
 from bench.tables.peers import TFRA
-from bench.tables.stage import DAY, make_batches, make_table
+from bench.tables.stage import DAY, make_batches, make_table, scatter
 from shoal.core.errors import UnavailableError
 from shoal.tables.dumps import arrow
+from shoal.tables.settings.optimizers import Adagrad
+from shoal.tables.settings.table import ExpirySettings, SliceSettings, TableSettings
 from shoal.tables.table import EmbeddingTable
 
 _PEER_WITHIN = 900.0
@@ -35,6 +37,8 @@ class Scale:
     batches: int = 40
     #: Ids of a batch with which handing over to another thread counts.
     short: int = 1 << 12
+    #: New ids of each step while a table grows.
+    growth: int = 1 << 14
     passes: int = 5
 
     def shorter(self) -> Scale:
@@ -47,12 +51,14 @@ FULL = Scale()
 
 def measure_all(run: int, note: Note, scale: Scale = FULL) -> dict[str, float]:
     """Every figure once."""
-    return measure_tables(run, scale) | measure_beside(scale, note)
+    return measure_tables(run, scale) | (measure_beside(scale, note) if run == 0 else {})
 
 
 def measure_tables(run: int, scale: Scale) -> dict[str, float]:
     """Every figure of ours once."""
     found: dict[str, float] = {}
+    if run == 0:
+        found |= measure_growth(scale)
     for dim in (16, 32):
         for threads, name in ((1, f"step_{dim}"), (2, f"step_{dim}_two_threads")):
             with make_table(scale.rows, dim, threads=threads) as table:
@@ -87,6 +93,23 @@ def step_rate(table: EmbeddingTable, rows: int, scale: Scale, *, update: bool = 
                 table.apply(ids, gradients, step=step, event_times=DAY + number)
         rates.append(scale.batch * scale.batches / (time.perf_counter() - started) / 1e6)
     return statistics.median(rates)
+
+
+def measure_growth(scale: Scale) -> dict[str, float]:
+    """Steps with new ids only, from an empty table that does not know how many will come."""
+    rows = min(scale.growth, scale.rows)
+    gradients = np.full((rows, 16), 0.01, np.float32)
+    settings = TableSettings((SliceSettings(16, optimizer=Adagrad(0.05)),), expiry=ExpirySettings(30 * DAY))
+    with EmbeddingTable(settings) as table:  # loads the kernels
+        table.apply([1], gradients[:1], event_times=DAY)
+    steps = []
+    with EmbeddingTable(settings) as table:
+        for start in range(0, scale.rows, rows):
+            ids = scatter(np.arange(start, start + rows))
+            started = time.perf_counter()
+            table.apply(ids, gradients, event_times=DAY)
+            steps.append(time.perf_counter() - started)
+    return {"growth_step": statistics.median(steps) * 1e3, "growth_longest_step": max(steps) * 1e3}
 
 
 def measure_dump(table: EmbeddingTable) -> dict[str, float]:

@@ -12,6 +12,7 @@ from shoal.discovery.mirror.records import PublishedModel
 from shoal.discovery.models.exports import load_export
 from shoal.discovery.models.records import parse_binding, parse_container, parse_saved_model
 from shoal.discovery.replicas import paths
+from shoal.discovery.servers import parse_servers
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from tests.fuzz.inputs import blobs, file_named, flipped_bytes, texts, with_folder
 from tests.peers.tools_suite import saved_model
@@ -74,5 +75,11 @@ DISCOVERY_PARSERS: dict[str, ParserCase] = {
         st.lists(texts | changed_text("ps:12") | changed_text("lf:default"), max_size=3).map(tuple),
         (),
         (("lf:default", "ps:0"),),
+    ),
+    "shoal.discovery.servers.parse_servers": ParserCase(
+        parse_servers,
+        texts | changed_text("10.0.0.1:2181,[::1]:2181/top"),
+        (ValueError,),
+        ("10.0.0.1:2181,[::1]:2181/top",),
     ),
 }

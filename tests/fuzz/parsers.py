@@ -66,14 +66,16 @@ from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
-from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import enrollment_pb2, jobs_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.sealing import load_key, load_or_make_key, parse_key
+from tests.fuzz.artifact_parsers import ARTIFACT_PARSERS
 from tests.fuzz.codec_parsers import CODEC_PARSERS
 from tests.fuzz.discovery_parsers import DISCOVERY_PARSERS
 from tests.fuzz.exchange_parsers import EXCHANGE_PARSERS
 from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
+from tests.fuzz.job_parsers import JOB_PARSERS
 from tests.fuzz.record_parsers import RECORD_PARSERS
 from tests.fuzz.runtime_parsers import RUNTIME_PARSERS
 from tests.fuzz.serving_parsers import SERVING_PARSERS
@@ -417,6 +419,7 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.logs.log_query_from_proto": _message(
         lambda request: convert.log_query_from_proto(request, []), agent.ReadLogsRequest
     ),
+    "shoal.wire.convert.jobs.job_from_proto": _message(convert.job_from_proto, jobs_pb2.JobView),
     "shoal.wire.convert.trust.join_token_from_proto": _message(
         convert.join_token_from_proto, enrollment_pb2.JoinTokenView
     ),
@@ -520,11 +523,15 @@ PARSERS: dict[str, ParserCase] = {
     **RUNTIME_PARSERS,
     **RECORD_PARSERS,
     **TABLE_PARSERS,
+    **ARTIFACT_PARSERS,
     **EXCHANGE_PARSERS,
+    **JOB_PARSERS,
 }
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
+    "shoal.cli.commands.common.specs.read_file": "the bytes of a file; what parses them is here",
+    "shoal.cli.commands.jobs.specs.read_spec": "is read_specs with the parser of services; other engines parse bytes",
     "shoal.cli.commands.serving.models.load": "a command, which asks a scheduler to load a model",
     "shoal.serving.resources.read_cpus": "what the kernel says, read by shoal.core and psutil",
     "shoal.serving.resources.read_memory": "what the kernel says, read by shoal.core and psutil",
@@ -534,6 +541,7 @@ NO_PARSERS: dict[str, str] = {
     "shoal.dataflow.operators.aggregates.exact.from_arrow": "arrays of a checkpoint, whose bytes are checked by a hash",
     "shoal.control.store.rows.event_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.group_from_row": "columns have types; the document is the codec's",
+    "shoal.control.store.rows.job_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.node_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.observation_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.workload_from_row": "columns have types; the document is the codec's",

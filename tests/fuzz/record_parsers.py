@@ -27,6 +27,7 @@ from shoal.records.formats.frames import FrameFormat, frame, read_frames
 from shoal.records.formats.reading import RecordFormat, read_messages, read_payloads, tfrecord
 from shoal.records.formats.tfrecords import read_tfrecords
 from shoal.records.operators.labels import parse_tasks
+from shoal.records.operators.transforms import load_transform
 from shoal.records.parsing.engines import Engine, read_columns
 from shoal.records.parsing.schema import LINE_ID_TYPES, RowSchema, floats, ids, ints, texts
 from shoal.records.parsing.tables import read_csv, read_parquet
@@ -34,6 +35,7 @@ from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_t
 from shoal.testing.messages import changed
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import Example, ExampleBatch, Feature
 from shoal.wire.pb.idl.matrix.proto.proto_parser_pb2 import Instance
+from shoal.wire.pb.monolith.native_training.data.transform.transform_config_pb2 import TransformConfig
 from tests.fuzz import inputs
 from tests.fuzz.inputs import blobs, file_named, flipped_bytes, with_folder
 
@@ -44,6 +46,14 @@ FLAGS = tuple(FrameFormat(*each) for each in itertools.product((False, True), re
 TFRECORDS = frame_record(b"a record") + frame_record(BYTES)
 CONF = "column_name: a, b\nfeed_name=f shared=true\nfeature_name=fc_a slot=1 depend=a, b args=3 feature_id=9\n"
 DUMP = 'feature:\n0:\n"fid":\n0: "1"\nname: x\nlabel:\n0: 1.5\nline_id:\nactions:\n0: 3\n'
+
+TRANSFORM = TransformConfig()
+_label = TRANSFORM.configs.add().basic_config.add_label
+_label.task_label_configs.add(pos_actions=[1], neg_actions=[2], sample_rate=0.5)
+_either = TRANSFORM.configs.add().logical_or_config
+_either.x.filter_by_fid.has_fids.append(1)
+_either.y.filter_by_value.field_name, _either.y.filter_by_value.op = "req_time", "gt"
+_either.y.filter_by_value.int_operand.append(5)
 
 
 def around(good: bytes) -> st.SearchStrategy[bytes]:
@@ -169,6 +179,11 @@ RECORD_PARSERS: dict[str, ParserCase] = {
         with_folder(file_named("f.conf"), lambda folder: load_feature_list(str(folder / "f.conf"))),
         blobs | changed_text(CONF).map(lambda text: text.encode("utf-8", "replace")),
         good=(CONF.encode(),),
+    ),
+    "shoal.records.operators.transforms.load_transform": ParserCase(
+        with_folder(file_named("f"), lambda folder: load_transform(str(folder / "f"), ("a",))),
+        around(TRANSFORM.SerializeToString()) | changed(TRANSFORM).map(lambda each: each.SerializePartialToString()),
+        good=(TRANSFORM.SerializeToString(),),
     ),
     **{
         f"shoal.records.formats.frames.read_frames of {form}": ParserCase(

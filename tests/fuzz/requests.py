@@ -11,11 +11,13 @@ from shoal.testing.control import process_spec
 from shoal.wire.pb.monolith.serving import agent_service_pb2 as serving
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import artifacts_pb2 as artifacts
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
+from shoal.wire.pb.shoal.v1 import jobs_pb2 as jobs
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
-from tests.fuzz.worlds import AgentWorld, ControlWorld, DiscoveryWorld, TrustWorld
+from tests.fuzz.worlds import EMPTY, SERVICE, AgentWorld, ControlWorld, DiscoveryWorld, TrustWorld
 from tests.unit.agent.making import workload
 
 
@@ -134,6 +136,22 @@ CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "ReadLogs": _same(control.ReadLogsRequest(workload_id="web", tail_lines=5)),
     "Exec": _same(EXEC),
     "Session": _same(SESSION),
+    "Submit": _same(jobs.SubmitJobRequest(job_id="fresh-job", engine="service", spec=SERVICE, client_key="k1")),
+    "Get": _same(jobs.GetJobRequest(job_id="shop")),
+    "List": _same(jobs.ListJobsRequest(engine="service", page_size=5)),
+    "Watch": _same(jobs.WatchJobRequest(job_id="shop")),
+    "Cancel": _same(jobs.CancelJobRequest(job_id="shop")),
+    "Savepoint": _same(jobs.SavepointJobRequest(job_id="shop", stop=True)),
+    "Resume": _same(jobs.ResumeJobRequest(job_id="resting")),
+    "Rescale": _same(jobs.RescaleJobRequest(job_id="shop", width=2)),
+    "Upgrade": _same(jobs.UpgradeJobRequest(job_id="shop", spec=SERVICE)),
+    "Report": _same(
+        jobs.ReportJobRequest(
+            job_id="shop", workload_id="shop-0", node_id="n1", revision_id="r1", report=b"{}", read=["shop-0"]
+        )
+    ),
+    "Upload": _same(artifacts.UploadArtifactRequest(start=artifacts.ArtifactStart(sha256=EMPTY, size=0))),
+    "Download": _same(artifacts.DownloadArtifactRequest(sha256=EMPTY)),
 }
 
 AGENT: dict[str, Callable[[AgentWorld], Message]] = {

@@ -1,4 +1,4 @@
-"""The parsers of the container and compose runtimes."""
+"""The parsers of the container, compose and VM runtimes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shoal.runtimes.compose.records import run_from_json as compose_run_from_jso
 from shoal.runtimes.compose.starting import read_run
 from shoal.runtimes.container.creating import GRACE_LABEL, PORTS_LABEL, RUN_LABEL, WORKLOAD_LABEL, read_labels
 from shoal.runtimes.container.records import run_from_json
+from shoal.runtimes.vm.network_names import networks_from_json
 from shoal.runtimes.volumes import records_from_json
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_text, changed_values
 from tests.fuzz.inputs import blobs, texts
@@ -60,6 +61,7 @@ COMPOSE_RUN = {
     "end": {"code": 1, "signal": 0, "unknown": False, "ended_at_ms": 3, "out_of_memory": False},
 }
 VOLUMES = {"data": {"driver": "local", "path": "/a", "delete": True}}
+NETWORKS = [{"name": "eth0", "number": 0, "mac": "", "link": "br0", "address": "10.0.2.4/24"}]
 PROJECT = "services:\n  web:\n    image: a\n"
 
 RUNTIME_PARSERS: dict[str, ParserCase] = {
@@ -74,6 +76,12 @@ RUNTIME_PARSERS: dict[str, ParserCase] = {
         blobs | changed_values(VOLUMES).map(lambda value: json.dumps(value).encode()),
         (ValueError,),
         (json.dumps(VOLUMES).encode(),),
+    ),
+    "shoal.runtimes.vm.network_names.networks_from_json": ParserCase(
+        networks_from_json,
+        blobs | changed_values(NETWORKS).map(lambda value: json.dumps(value).encode()),
+        (ValueError,),
+        (json.dumps(NETWORKS).encode(),),
     ),
     "shoal.runtimes.container.creating.read_labels": ParserCase(
         read_labels,

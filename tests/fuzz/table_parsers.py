@@ -82,5 +82,6 @@ TABLE_PARSERS: dict[str, ParserCase] = {
 #: Read something, and parse nothing that somebody else wrote.
 NO_TABLE_PARSERS: dict[str, str] = {
     "shoal.tables.kernels.access.load_word": "a word of the memory of a table",
+    "shoal.tables.kernels.lookups.read_rows": "rows of the memory of a table",
     "shoal.tables.kernels.codecs.decode_row": "a row of the memory of a table",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -32,20 +34,31 @@ from shoal.discovery.models.service_map import ServiceMap
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.views import ModelAddresses
+from shoal.jobs.engine import Engines
 from shoal.model.identity import Identity, Role, workload_identity
+from shoal.services import ServiceEngine
 from shoal.testing.clock import LoopClock
 from shoal.testing.control import START, ControlKit, process_spec
-from shoal.testing.fuzz import CallOutcome, census
+from shoal.testing.fuzz import CallOutcome, census, send
 from shoal.testing.hollow import HollowFleet, HollowNode, HollowRun
 from shoal.testing.stores import KeptStore
 from shoal.wire.authority import issue, make_authority, make_signing_request
 from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.credentials import CA_KEY_FILE, write_authority, write_credentials
 from shoal.wire.local import LocalNetwork
-from shoal.wire.methods import AgentControl, AgentService, Coordination, Credentials, Enrollment, Secrets
+from shoal.wire.methods import (
+    AgentControl,
+    AgentService,
+    Artifacts,
+    Coordination,
+    Credentials,
+    Enrollment,
+    Jobs,
+    Secrets,
+)
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import artifacts_pb2, enrollment_pb2, jobs_pb2, secrets_pb2
 from shoal.wire.transport import Channel, Method
 from tests.unit.agent.making import workload
 from tests.unit.agent.scene import Scene, scene
@@ -71,8 +84,15 @@ def in_virtual_time(work: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
         runner.run(work(Path(folder)))
 
 
+#: The blob of no bytes, by its hash.
+EMPTY = hashlib.sha256().hexdigest()
+SERVICE = json.dumps(
+    {"count": 1, "workload": {"type": "process", "process": {"command": ["sleep", "9"]}}, "update": {"settle": "1s"}}
+).encode()
+
+
 class ControlWorld:
-    """A control plane with a living node, a lost one, a running workload and a group."""
+    """A control plane with a living node, a lost one, a running workload, a group and two jobs."""
 
     def __init__(self, kit: ControlKit) -> None:
         self.kit = kit
@@ -90,11 +110,20 @@ class ControlWorld:
         kit.agents.kill("lost")
         await kit.apply("web", revision="v1")
         await kit.apply_group("crew", {"crew-0": {}, "crew-1": {}})
+        for job_id in ("shop", "resting"):
+            submitted = jobs_pb2.SubmitJobRequest(job_id=job_id, engine="service", spec=SERVICE)
+            await self.channel.call(Jobs.SUBMIT, submitted)
+        empty = artifacts_pb2.UploadArtifactRequest(start=artifacts_pb2.ArtifactStart(sha256=EMPTY, size=0))
+        await send(self.channel, Artifacts.UPLOAD, [empty.SerializeToString()])
         self.node.runs["stray"] = HollowRun(_stray())
         self.node.changed.set()
-        await asyncio.sleep(9)  # a whole lease, in one go: asking again and again would cost real time
+        await asyncio.sleep(3)
+        await self.channel.call(Jobs.SAVEPOINT, jobs_pb2.SavepointJobRequest(job_id="resting", stop=True))
+        await asyncio.sleep(6)  # together a whole lease, in one go: asking again and again would cost real time
         assert (await kit.node_view("lost")).status == "NotReady"
         assert (await kit.workload("crew-1")).status == "Running"
+        listed = await self.channel.call(Jobs.LIST, jobs_pb2.ListJobsRequest())
+        assert [each.state for each in listed.jobs] == ["Stopped", "Running"]
 
     async def settle(self) -> None:
         await asyncio.sleep(SETTLE)
@@ -359,7 +388,8 @@ async def _print_something(_request, _call):
 
 @asynccontextmanager
 async def control_world(folder: Path) -> AsyncIterator[ControlWorld]:
-    made = ControlKit(folder, lease=timedelta(seconds=6), heartbeat_interval=timedelta(seconds=2))
+    engines = Engines({"service": ServiceEngine()})
+    made = ControlKit(folder, lease=timedelta(seconds=6), heartbeat_interval=timedelta(seconds=2), engines=engines)
     made.agents.read_logs = _print_something
     async with made as kit:
         world = ControlWorld(kit)
@@ -405,7 +435,7 @@ async def discovery_world(_folder: Path) -> AsyncIterator[DiscoveryWorld]:
 _OTHER_READS = (
     *("get_workload_status", "get_workload_spec", "list_workloads", "health_check", "list_actions", "read_logs"),
     *("get_authority", "list_join_tokens", "list_secrets"),
-    *("get_replicas", "get_resource", "heart_beat"),
+    *("get_replicas", "get_resource", "heart_beat", "download"),
 )
 
 

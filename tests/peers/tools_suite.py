@@ -15,9 +15,11 @@ from shoal.cli import main
 from shoal.cli.connection.session import Surroundings
 from shoal.core.entropy import SystemEntropy
 from shoal.discovery.mirror.records import AgentResource
+from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.models.service_map import ServiceMap
 from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
-from shoal.discovery.views import ReplicaAddresses
+from shoal.discovery.views import ModelAddresses, ReplicaAddresses
 from shoal.wire.access import Access
 from tests.peers.monolith import ForeignAgent
 
@@ -159,8 +161,11 @@ class ToolsSuite:
         ("arguments", "words"),
         [
             (["model", "list"], "no model is declared"),
-            (["replicas", "publish"], "no publish"),
-            (["replicas", "election"], "no election"),
+            (["replicas", "portal"], "no model is requested"),
+            (["replicas", "publish"], "no model is assigned to an agent"),
+            (["replicas", "resources"], "no agent reports what it has free"),
+            (["replicas", "locks"], "no lock is held"),
+            (["replicas", "election"], "there is no candidate"),
             (["replicas", "service/nobody"], "no workload of this service is ready"),
         ],
     )
@@ -295,4 +300,18 @@ class ToolsSuite:
             ["cpu", "1.5"],
         ]
         assert json.loads(shoal("replicas", "resource", *at, "--json").out)["resource"]["work_load"] == -1.0
+        runner.run(server.stop())
+
+        async def serve_models():
+            services = ServiceMap(peer.store, ModelPaths(peer.bzid))
+            services.start()
+            await services.wait_loaded()
+            handlers = ServingAgentHandlers(ModelAddresses(services))
+            transport = around.make_transport(Access(insecure=True))
+            return await transport.serve("127.0.0.1:0", [handlers.service()])
+
+        server = runner.run(serve_models())
+        ended = shoal("replicas", "get", "--agent", server.address)
+        assert ended.code == 2
+        assert "--model-name: is required" in ended.err
         runner.run(server.stop())

@@ -28,6 +28,7 @@ from shoal.agent.service import AgentHandlers
 from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
 from shoal.agent.store import intents
 from shoal.agent.store.database import AgentDatabase
+from shoal.agent.workloads.artifacts import ArtifactCache
 from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.executor import Executor, NodeSelf
@@ -210,6 +211,7 @@ class Agent:
             metrics=self.metrics,
             certificates=self._certificates,
             volumes=self._volumes,
+            artifacts=self._make_artifacts(),
         )
         self._watch = NodeWatch(
             executor=self._executor,
@@ -310,6 +312,22 @@ class Agent:
             threads=self._threads,
         )
 
+    def _make_artifacts(self) -> ArtifactCache | None:
+        """Fetches artifacts for workloads; None for an agent without a control plane."""
+        addresses = self.settings.control_addresses
+        if not addresses:
+            return None
+        return ArtifactCache(
+            self.settings.directory,
+            most_bytes=self.settings.artifacts_gb << 30,
+            connect=lambda: ControlClient(self._transport, addresses),
+            in_use=self._named_artifacts,
+            threads=self._threads,
+        )
+
+    def _named_artifacts(self) -> frozenset[str]:
+        return self.executor.named_artifacts()
+
     async def _close(self) -> None:
         if self._server is not None:
             await self._server.stop(0)
@@ -339,6 +357,7 @@ class Agent:
             host_id=settings.host_id or detect_host_id(),
             control=settings.control_addresses,
             workers_per_slot=settings.workers_per_slot,
+            address=settings.reachable_host(local_host=self._local_host) if settings.control_addresses else "",
         )
 
     def _capacity(self) -> Resources:
@@ -363,7 +382,7 @@ class Agent:
             agent_version=self.version,
             host_id=node.host_id,
             cluster_id=self.settings.cluster_id,
-            features=FEATURES | {Feature.IDENTITY.value} if self._certificates is not None else FEATURES,
+            features=self._features(),
         )
         check(spec)
         return spec
@@ -371,6 +390,14 @@ class Agent:
     def _storage_pools(self, capacity: Resources) -> tuple[StoragePool, ...]:
         declared = [StoragePool(pool.name, pool.driver, pool.total_gb) for pool in self.settings.pools.values()]
         return (StoragePool(ROOT_POOL, total_gb=capacity.disk_gb), *declared) if declared else ()
+
+    def _features(self) -> frozenset[str]:
+        found = set(FEATURES)
+        if self._certificates is not None:
+            found.add(Feature.IDENTITY.value)
+        if self.settings.control_addresses:
+            found.add(Feature.ARTIFACTS.value)
+        return frozenset(found)
 
     def _local_host(self) -> str:
         """This machine's address as the control plane sees it. Sends nothing: the kernel only looks up the route."""
@@ -433,8 +460,21 @@ class Agent:
             "workloads": len(self._executor.roster.actors),
             "orphans": sorted(self._executor.roster.orphans),
             "conditions": {each.type: each.message for each in self._watch.conditions()},
+            **self._slots(self._executor),
         }
         return (200 if report.healthy else 503), body
+
+    def _slots(self, executor: Executor) -> dict[str, object]:
+        """The agent as a worker node: its slots, and the workloads that hold one."""
+        claims = executor.roster.claims()
+        total = executor.node.capacity.slots
+        return {
+            "agent_id": self.node_id,
+            "running": True,
+            "active_tasks": sum(claim.request.slots > 0 for claim in claims.values()),
+            "available_slots": total - executor.roster.reserved().slots,
+            "total_slots": total,
+        }
 
     def _control_trouble(self) -> str:
         """What is wrong with the registration. A control plane that cannot be reached is no fault of the agent."""

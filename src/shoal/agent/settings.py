@@ -63,6 +63,7 @@ ENV_NAMES: Mapping[str, tuple[str, ...]] = {
     "runtimes": ("SHOAL_AGENT_RUNTIMES",),
     "allow_privileged": ("SHOAL_AGENT_ALLOW_PRIVILEGED",),
     "storage_pools": ("SHOAL_AGENT_STORAGE_POOLS",),
+    "artifacts_gb": ("SHOAL_AGENT_ARTIFACTS_GB",),
     "cpu": ("SHOAL_AGENT_CPU",),
     "memory": ("SHOAL_AGENT_MEMORY",),
     "version": ("PERSYS_VERSION",),
@@ -190,6 +191,8 @@ class AgentSettings:
     storage_pools: Annotated[
         tuple[Annotated[str, MaxLength(4096), Check(_is_pool, POOL_RULE)], ...], MaxLength(64)
     ] = ()
+    #: How much room the artifacts of workloads may take in the data directory. What was used longest ago goes first.
+    artifacts_gb: Annotated[int, Range(1, MAX_DISK_GB)] = 4
     #: What is registered and shown as the agent's version. Empty: the package's.
     version: Annotated[str, MaxLength(128)] = ""
     #: debug, info, warning or error; empty: as for every command.
@@ -317,6 +320,13 @@ class AgentSettings:
             return _with_port(self.advertise, served.port)
         listening = parse_address(self.grpc_address, listening=True)
         return str(Address(local_host(), served.port)) if listening.is_wildcard else served_at
+
+    def reachable_host(self, *, local_host: Callable[[], str]) -> str:
+        """The host at which others reach this node, and so what its workloads serve."""
+        if self.advertise:
+            return parse_address(_with_port(self.advertise, 1)).host
+        listening = parse_address(self.grpc_address, listening=True)
+        return local_host() if listening.is_wildcard else listening.host
 
 
 def _with_port(text: str, port: int) -> str:

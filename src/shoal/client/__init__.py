@@ -5,8 +5,9 @@
         await control.wait_for("web", lambda view: view is not None and view.status == "Running", timeout=30)
 
 `control_plane` has one coroutine for each RPC: it takes and returns values, not protos, and raises typed errors.
-`calls` finds the leader and repeats calls. `reconnect` decides how long a broken stream is taken up again. Used by
-`shoal.cli`, by workloads that have an identity, and by tests.
+`artifacts` has the calls about blobs, `jobs` those about jobs. `calls` finds the leader and repeats calls. `reconnect`
+decides how long a broken stream is taken up again. Used by `shoal.cli`, by workloads that have an identity, and by
+tests.
 """
 
 from shoal.client.control_plane import LOOK_EVERY, ControlPlane

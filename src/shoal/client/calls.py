@@ -17,9 +17,10 @@ from google.protobuf.message import Message
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import DeadlineError, DeniedError, NotLeaderError, UnavailableError
-from shoal.model.identity import CONTROL_PLANE
+from shoal.model.identity import CONTROL_PLANE, Identity
 from shoal.wire.methods import LIVE_HEADER, AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1 import jobs_pb2
 from shoal.wire.routes import ControlAddresses, Route, in_doubt, was_said
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
-PagedT = TypeVar("PagedT", pb.ListNodesRequest, pb.ListWorkloadsRequest, pb.ListGroupsRequest)
-PageT = TypeVar("PageT", pb.ListNodesResponse, pb.ListWorkloadsResponse, pb.ListGroupsResponse)
+PagedT = TypeVar("PagedT", pb.ListNodesRequest, pb.ListWorkloadsRequest, pb.ListGroupsRequest, jobs_pb2.ListJobsRequest)
+PageT = TypeVar(
+    "PageT", pb.ListNodesResponse, pb.ListWorkloadsResponse, pb.ListGroupsResponse, jobs_pb2.ListJobsResponse
+)
 
 PAGE_SIZE = 1000
 """How many entries of a list one call asks for."""
@@ -74,6 +77,11 @@ class Calls:
         self._timeout = timeout
         self._channels: dict[str, Channel] = {}
         self._answered = False
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who we are by our certificate; None without one."""
+        return self._transport.identity
 
     async def close(self) -> None:
         """Close every connection."""

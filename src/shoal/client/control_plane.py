@@ -15,7 +15,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from shoal.client.calls import LIVE_WITHIN, Calls
+from shoal.client.artifacts import ArtifactCalls
+from shoal.client.calls import LIVE_WITHIN
+from shoal.client.jobs import JobCalls
 from shoal.client.reconnect import Reconnect
 from shoal.client.values import ApplyOutcome, Condition, EventPage, GroupOutcome, NewJoinToken, PlacementPreview
 from shoal.core.clock import epoch_ms
@@ -45,11 +47,11 @@ from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
 from shoal.wire.access import Access
 from shoal.wire.addresses import Address, parse_address
-from shoal.wire.methods import AgentControl, Credentials, Secrets, WorkloadExec
+from shoal.wire.methods import AgentControl, Credentials, Jobs, Secrets, WorkloadExec
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
-from shoal.wire.pb.shoal.v1 import secrets_pb2
+from shoal.wire.pb.shoal.v1 import jobs_pb2, secrets_pb2
 
 LOOK_EVERY = 2.0
 """Seconds after which a wait looks again without an event: an event can be lost."""
@@ -62,7 +64,7 @@ MAX_INPUT = 32 * 1024
 """How much input of a command one message carries."""
 
 
-class ControlPlane(Calls):
+class ControlPlane(ArtifactCalls, JobCalls):
     """A client of one control plane, which may have several addresses."""
 
     @classmethod
@@ -85,6 +87,10 @@ class ControlPlane(Calls):
         if problems:
             raise InvalidError(problems)
         return cls(addresses, GrpcTransport(security=access.security()))
+
+    async def report_job(self, request: jobs_pb2.ReportJobRequest) -> jobs_pb2.ReportJobResponse:
+        """Say how a workload of a job is, and learn what is asked of the job. Called by the workload itself."""
+        return await self._call(Jobs.REPORT, request)
 
     async def __aenter__(self) -> Self:
         return self

@@ -202,6 +202,7 @@ def _written(batch: Batch) -> dict[str, int]:
         "tokens": len(batch.tokens) + len(batch.removed_tokens),
         "secrets": len(batch.secrets) + len(batch.removed_secrets),
         "revocations": len(batch.revocations) + len(batch.removed_revocations),
+        "jobs": len(batch.jobs) + len(batch.removed_jobs),
         "observations": len(batch.observations) + len(batch.forgotten_observations),
         "coordination": _tree_rows(batch),
         "events": len(batch.events),

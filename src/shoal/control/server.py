@@ -20,6 +20,8 @@ from shoal.control.api.enrollment_service import CredentialService, EnrollmentSe
 from shoal.control.api.exec_service import ExecService
 from shoal.control.api.secret_service import SecretService
 from shoal.control.api.service import ControlService
+from shoal.control.artifacts.service import ArtifactService
+from shoal.control.jobs.service import JobService
 from shoal.control.leadership.election import Election
 from shoal.control.leadership.instance_id import InstanceId
 from shoal.control.leadership.leader import Leadership
@@ -28,7 +30,7 @@ from shoal.control.metrics import ControlMetrics
 from shoal.control.settings import ControlSettings
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Leader, Store
-from shoal.control.store.select import open_store
+from shoal.control.store.select import open_store, open_workflows
 from shoal.control.trust.enrollment import JoinListener, RateLimit
 from shoal.control.trust.signing import Signer
 from shoal.core.clock import Clock, SystemClock
@@ -38,6 +40,8 @@ from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope, first_of, running
 from shoal.discovery.directory import AddressDirectory
 from shoal.discovery.embedded.serving import CoordinationService
+from shoal.jobs.engine import Engines
+from shoal.jobs.workflows import Workflows
 from shoal.model.identity import Caller, Identity, Role
 from shoal.wire import convert
 from shoal.wire.access import check_own_identity
@@ -45,9 +49,11 @@ from shoal.wire.addresses import Address, parse_address
 from shoal.wire.http import HttpServer, serve_http
 from shoal.wire.methods import (
     AgentControl,
+    Artifacts,
     Coordination,
     Credentials,
     Enrollment,
+    Jobs,
     Secrets,
     ServingAgent,
     WorkloadExec,
@@ -84,6 +90,8 @@ class ControlPlane:
         entropy: Entropy | None = None,
         metrics: ControlMetrics | None = None,
         threads: Executor | None = None,
+        engines: Engines | None = None,
+        workflows: Callable[[], Workflows] | None = None,
     ) -> None:
         check(settings)
         self.settings = _with_cluster(settings, transport.identity)
@@ -97,6 +105,11 @@ class ControlPlane:
             Path(settings.data_dir),
             decode_spec=convert.decode_spec_bytes,
             max_events=settings.max_events,
+        )
+        self._engines = engines or Engines()
+        #: Makes the workflows of one leadership.
+        self._workflows = workflows or (
+            lambda: open_workflows(self.settings.database or None, Path(self.settings.data_dir))
         )
         self._scope = TaskScope("control")
         self._routing = LeaderRouting()
@@ -163,6 +176,8 @@ class ControlPlane:
             Service(methods_of(AgentControl), self._routing.handlers(ControlService, attrgetter("service"))),
             Service(methods_of(Credentials), self._routing.handlers(CredentialService, attrgetter("credentials"))),
             Service(methods_of(Secrets), self._routing.handlers(SecretService, attrgetter("secrets"))),
+            Service(methods_of(Jobs), self._routing.handlers(JobService, attrgetter("jobs"))),
+            Service(methods_of(Artifacts), self._routing.handlers(ArtifactService, attrgetter("artifacts"))),
             Service(methods_of(WorkloadExec), self._routing.handlers(ExecService, attrgetter("exec"))),
             Service(methods_of(Coordination), self._routing.handlers(CoordinationService, attrgetter("coordination"))),
             Service(methods_of(ServingAgent), self._routing.handlers(AddressDirectory, attrgetter("addresses"))),
@@ -231,6 +246,8 @@ class ControlPlane:
             join=self._join,
             signer=self._signer,
             threads=self._threads,
+            engines=self._engines,
+            workflows=self._workflows(),
             term=term,
             is_confirmed=lambda: self._election.is_confirmed,
             on_store_failure=self._store_failed.set,
@@ -368,9 +385,10 @@ async def run_control(
     join_transport: Transport | None = None,
     metrics: ControlMetrics | None = None,
     on_ready: Callable[[ControlPlane], None] | None = None,
+    engines: Engines | None = None,
 ) -> None:
     """Run a control plane until `stop` is set, or until one of its tasks fails."""
-    plane = ControlPlane(settings, transport=transport, join_transport=join_transport, metrics=metrics)
+    plane = ControlPlane(settings, transport=transport, join_transport=join_transport, metrics=metrics, engines=engines)
     try:
         await plane.start()
         if on_ready is not None:

@@ -70,6 +70,11 @@ class ControlSettings:
     drain_parallel: Annotated[int, Range(1, 1000)] = 1
     #: What other control planes and clients are told to dial when this one leads; empty: the address it serves at.
     advertise: Annotated[str, MaxLength(300)] = ""
+    #: Where artifacts are kept: a directory or a URL such as s3://bucket/x. Empty: the data directory. Several control
+    #: planes on one database need a place that all of them reach.
+    artifacts: Annotated[str, MaxLength(4096)] = ""
+    #: How much room artifacts may take.
+    artifacts_gb: Annotated[int, Range(1, 1_000_000)] = 10
     #: How many events are kept.
     max_events: Annotated[int, Range(100, 10_000_000)] = 10_000
 

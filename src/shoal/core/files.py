@@ -40,6 +40,7 @@ from shoal.core.filesystems import (
     normal,
     open_stream,
     read_object,
+    remove_parts,
     typed_errors,
     wrong_kind,
 )
@@ -239,6 +240,14 @@ def remove(path: str, *, recursive: bool = False) -> None:
             place.driver.rm(place.path, recursive=True)
         else:
             raise wrong_kind(path, errno.EISDIR)
+
+
+def remove_abandoned(path: str) -> None:
+    """Remove what killed writers left in a directory of a local disk. Object stores have nothing of the kind."""
+    with typed_errors(path):
+        place = locate(path)
+        if place.is_local:
+            remove_parts(place.path)
 
 
 def make_directory(path: str) -> None:

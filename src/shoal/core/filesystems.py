@@ -334,6 +334,17 @@ def _lock_part(part: str) -> int | None:
             raise
 
 
+def remove_parts(directory: str) -> None:
+    """Remove what killed writers left in a local directory. Files that are being written stay."""
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():  # noqa: PTH112, PTH208 - as above
+        if PART.fullmatch(name):
+            part = posixpath.join(directory, name)
+            descriptor = _lock_part(part)
+            if descriptor is not None:
+                os.unlink(part)  # noqa: PTH108 - as above
+                os.close(descriptor)
+
+
 def _copy_mode(target: str, descriptor: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         mode = stat.S_IMODE(os.stat(target).st_mode)  # noqa: PTH116 - as above

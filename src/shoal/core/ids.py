@@ -12,6 +12,8 @@ from typing import NewType
 NodeId = NewType("NodeId", str)
 WorkloadId = NewType("WorkloadId", str)
 GroupId = NewType("GroupId", str)
+#: A set of workloads that one engine owns.
+JobId = NewType("JobId", str)
 #: One run of a workload on its node.
 RunId = NewType("RunId", str)
 #: One registration of an agent; a newer one sorts after it. Empty for agents that know no sessions.

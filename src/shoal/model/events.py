@@ -20,6 +20,7 @@ class SubjectKind(enum.StrEnum):
     WORKLOAD = "workload"
     GROUP = "group"
     NODE = "node"
+    JOB = "job"
     CONTROL = "control"
 
 
@@ -37,6 +38,7 @@ class EventSource(enum.StrEnum):
     REGISTER = "register"
     HEARTBEAT = "heartbeat"
     JOIN = "join"
+    JOB = "job"  # an engine that runs a job
 
 
 class EventKind(Described):
@@ -102,6 +104,10 @@ class EventKind(Described):
     ORPHAN_FOUND = "OrphanFound", "A node runs a workload that has no record."
     FAILOVER_PAUSED = "FailoverPaused", "Most nodes vanished at once, so nothing is moved until some return."
     FAILOVER_RESUMED = "FailoverResumed", "Enough nodes are back, so lost work is moved again."
+    JOB_SUBMITTED = "JobSubmitted", "A job was stored for the first time, or submitted again after it had ended."
+    JOB_REQUESTED = "JobRequested", "A person asked something of a job; the message says what."
+    JOB_CHANGED = "JobChanged", "A job made a transition; the message has the state before and after."
+    JOB_REMOVED = "JobRemoved", "The record of a job that had ended was dropped to make room."
     JOIN_TOKEN_CREATED = "JoinTokenCreated", "A join token was made."
     JOIN_TOKEN_REVOKED = "JoinTokenRevoked", "A join token was revoked."
     SECRET_SET = "SecretSet", "A secret got a value."

@@ -173,6 +173,9 @@ def own_server_name(identity: Identity) -> str | None:
             return CONTROL_PLANE.server_name(identity.cluster)
         case Role.AGENT:
             return Peer(Role.AGENT, identity.name).server_name(identity.cluster)
+        case Role.WORKLOAD:
+            # The tasks of a job serve each other, on whatever node they are.
+            return f"{_label(identity.job)}.job.{_label(identity.cluster)}.{DOMAIN}"
         case _:
             return None
 

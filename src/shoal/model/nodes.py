@@ -73,6 +73,7 @@ class Feature(enum.StrEnum):
     IDENTITY = "identity"  # gets certificates for its workloads, and keeps them fresh
     EXEC = "exec"  # runs commands inside its workloads
     BATCHES = "batches"  # takes several messages of a ControlStream in one
+    ARTIFACTS = "artifacts"  # fetches blobs for its workloads, and caches them
     STOP_ALONE = "stop_alone"  # stops a workload by itself after as long without contact as its spec says
 
 

@@ -210,6 +210,17 @@ Files = Annotated[tuple[FileSpec, ...], MaxLength(64)]
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactSpec:
+    """A blob of the control plane that the workload finds as a read-only file when it starts."""
+
+    sha256: Annotated[str, Pattern(r"[0-9a-f]{64}", "must be the SHA-256 as 64 lower-case hex digits")]
+    path: Annotated[str, MaxLength(4096, 1), Check(_stays_inside, "the path of a file")]
+
+
+ArtifactSpecs = Annotated[tuple[ArtifactSpec, ...], MaxLength(64)]
+
+
+@dataclass(frozen=True, slots=True)
 class VmBoot:
     """When a guest has booted. Each sign that is given has to be seen."""
 
@@ -345,6 +356,11 @@ class Body:
         return False
 
     @property
+    def artifacts(self) -> tuple[ArtifactSpec, ...]:
+        """The blobs that it needs."""
+        return ()
+
+    @property
     def secret_names(self) -> frozenset[str]:
         """The secrets that it needs."""
         return frozenset(self.env_from_secrets.values()) | {each.secret for each in self.files if each.secret}
@@ -392,6 +408,18 @@ def file_problems(files: Sequence[FileSpec], at: str, *, absolute: bool) -> Iter
     yield from duplicates(at, [each.path for each in files], "path")
     if sum(len(each.content.encode(errors="replace")) for each in files) > MAX_FILES_BYTES:
         yield problem(at, None, f"must not have more than {MAX_FILES_BYTES:,} bytes together")
+
+
+def artifact_problems(artifacts: Sequence[ArtifactSpec], files: Sequence[FileSpec], at: str) -> Iterator[Problem]:
+    """What is wrong with the artifacts of a spec, taken together and with its files."""
+    for index, each in enumerate(artifacts):
+        if each.path.startswith("/"):
+            yield problem(f"{at}[{index}].path", each.path, "must be a path below the working directory")
+    taken = {each.path for each in files}
+    for index, each in enumerate(artifacts):
+        if each.path in taken:
+            yield problem(f"{at}[{index}].path", each.path, "is the path of one of its files")
+    yield from duplicates(at, [each.path for each in artifacts], "path")
 
 
 def image_problems(image: str, sha256: str, at: str, sha256_at: str) -> Iterator[Problem]:

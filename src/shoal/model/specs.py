@@ -19,6 +19,7 @@ from shoal.model.spec_parts import (
     USER_PATTERN,
     USER_RULE,
     AbsolutePath,
+    ArtifactSpecs,
     Body,
     Env,
     Files,
@@ -38,6 +39,7 @@ from shoal.model.spec_parts import (
     VmBoot,
     VolumeMount,
     Words,
+    artifact_problems,
     by_pool,
     duplicates,
     file_problems,
@@ -76,6 +78,8 @@ class ProcessSpec(Body):
     liveness: Liveness | None = None
     #: Files in its working directory.
     files: Files = ()
+    #: Blobs of the control plane that its agent links into its working directory, read-only.
+    artifacts: ArtifactSpecs = ()
 
     @property
     def restart_rules(self) -> RestartPolicy:
@@ -105,6 +109,7 @@ class ProcessSpec(Body):
             if not is_number(wanted) and wanted not in names:
                 yield problem(f"{prefix}{name}", wanted, "must name one of the workload's ports or be a number")
         yield from file_problems(self.files, f"{prefix}files", absolute=False)
+        yield from artifact_problems(self.artifacts, self.files, f"{prefix}artifacts")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -298,12 +303,22 @@ class VmNetwork:
     static_ip: Annotated[str, MaxLength(64)] = ""
     #: A tap device of the node that is there already.
     tap: Annotated[str, MaxLength(64)] = ""
-    #: Empty: made from the workload's id, so it stays the same.
+    #: Empty: made from the ids of the workload and of the interface, so it stays the same.
     mac: Annotated[
         str, Pattern(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", "must be a MAC address in lower case", allow_empty=True)
     ] = ""
     #: Ports of the host that lead into the guest; with user-mode networking only.
     ports: Annotated[tuple[PortMapping, ...], MaxLength(64)] = ()
+    #: What tells it from the other interfaces of the VM, whatever their order: its MAC address is made from it, and
+    #: network-config gives the interface this name in the guest. Empty: the agent gives it one, such as eth0.
+    name: Annotated[
+        str,
+        Pattern(
+            r"(?!lo$)[a-z]([a-z0-9-]{0,13}[a-z0-9])?",
+            "must have at most 15 lower-case letters, digits and dashes, begin with a letter, and not be lo",
+            allow_empty=True,
+        ),
+    ] = ""
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
@@ -390,6 +405,7 @@ class VmSpec(Body):
         prefix = f"{at}." if at else ""
         yield from mapping_problems(self.port_mappings, f"{prefix}networks.ports")
         yield from duplicates(f"{prefix}networks", [each.mac or None for each in self.networks], "MAC address")
+        yield from duplicates(f"{prefix}networks", [each.name or None for each in self.networks], "name")
         yield from duplicates(f"{prefix}disks", [each.name or None for each in self.disks], "name")
         if (self.initrd or self.kernel_args) and not self.kernel:
             yield problem(f"{prefix}kernel", None, "is required with initrd and kernel_args")

@@ -22,6 +22,7 @@ from shoal.model.spec_parts import (
     MAX_DURATION,
     USER_PATTERN,
     USER_RULE,
+    ArtifactSpec,
     Body,
     CommandProbe,
     Duration,
@@ -66,6 +67,7 @@ __all__ = [
     "Affinity",
     "AffinityDirection",
     "AgentSpec",
+    "ArtifactSpec",
     "Body",
     "CloudInit",
     "CommandProbe",
@@ -377,6 +379,10 @@ class Move:
     #: The generation that began the move: as long as it is the newest, the move can be taken back.
     generation: int
     since: datetime
+    #: BEFORE: what the copy on `away_from` holds there, whatever its replacement is given meanwhile. None: it was
+    #: stored by an earlier version, and is what its replacement has.
+    reserved: Resources | None = None
+    reserved_ports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,12 @@ from shoal.control.state.facts import Strategy
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.clock import Clock
 from shoal.core.entropy import SeededEntropy
+from shoal.jobs.engine import Engines
 from shoal.testing.clock import LoopClock
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.testing.stores import KeptStore
 from shoal.testing.threads import InlineThreads
+from shoal.testing.workflows import MemoryWorkflows, WorkflowMemory
 from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.local import LocalNetwork
 from shoal.wire.methods import AgentControl
@@ -46,6 +48,7 @@ class ControlKit:
         strategy: Strategy = Strategy.SPREAD,
         cluster_id: str = "default",
         streams: bool = False,
+        engines: Engines | None = None,
     ) -> None:
         self.settings = ControlSettings(
             data_dir=str(folder),
@@ -58,6 +61,8 @@ class ControlKit:
         )
         self.clock: Clock = LoopClock(START)
         self.network = LocalNetwork()
+        self.engines = engines
+        self.workflows = WorkflowMemory()
         self.store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
         self.plane: ControlPlane
         self.agents = HollowFleet(
@@ -89,6 +94,8 @@ class ControlKit:
             clock=self.clock,
             entropy=SeededEntropy(1),
             threads=InlineThreads(),
+            engines=self.engines,
+            workflows=lambda: MemoryWorkflows(self.workflows),
         )
         await self.plane.start(http=False)
 

@@ -38,6 +38,7 @@ _SCALARS: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_FLOAT: st.floats(width=32),
     FieldDescriptor.TYPE_FIXED64: _integers(64).map(lambda value: value & 2**64 - 1),
     FieldDescriptor.TYPE_UINT32: _integers(32).map(lambda value: value & 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: _integers(64).map(lambda value: value & 2**64 - 1),
     FieldDescriptor.TYPE_INT32: _integers(32),
     FieldDescriptor.TYPE_INT64: _integers(64),
     FieldDescriptor.TYPE_ENUM: st.integers(0, 10) | st.sampled_from((100, -1, 2**31 - 1)),

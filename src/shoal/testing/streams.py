@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from shoal.core.clock import Clock
+from shoal.core.threads import threads_of
 from shoal.dataflow.connectors.base import CommitContext, Fetched, Recovery, SinkContext, SinkMode, Split
 from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 from shoal.dataflow.connectors.write_ahead import WriteAhead, decode_segments, from_stream
@@ -259,7 +260,7 @@ class ScriptedReader:
         #: Until when each split pauses.
         self._until: dict[str, float] = {}
         self._turn = 0
-        self._woken = threading.Event()
+        self._woken = threads_of(clock).event()
 
     def seek(self, split: Split, position: Any) -> None:
         """Go on with a step."""

@@ -362,6 +362,14 @@ class Topics(Protocol):
         """The offsets that are stored for a group; empty for an unknown group."""
         ...
 
+    def store_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store offsets of a group that has no members: the next to read of each partition.
+
+        For callers that keep their places themselves and let others see them. Raises `InvalidError`, `NotFoundError`
+        for a topic that is not there, and `PreconditionError` when the group has members.
+        """
+        ...
+
     def close(self) -> None:
         """Close everything that came from it, and let go. Safe to call twice."""
         ...

@@ -136,7 +136,8 @@ def sign(
         public_key: from a `SigningRequest`, or of a key made here.
         identity: the holder's identity.
         now: when.
-        hosts: names and addresses at which the holder is reached. None: those of this machine, for roles that serve.
+        hosts: names and addresses at which the holder is reached. None: those of this machine, for agents and control
+            planes.
         lifetime: a year, and an hour for workloads, unless given; never longer than the authority's own.
     """
     if identity.cluster != authority.cluster:
@@ -151,7 +152,7 @@ def sign(
     life = lifetime or (WORKLOAD_LIFETIME if identity.role is Role.WORKLOAD else LIFETIME)
     server_name = own_server_name(identity)
     if hosts is None:
-        hosts = LOCAL_HOSTS if server_name is not None else ()
+        hosts = LOCAL_HOSTS if identity.role in (Role.AGENT, Role.CONTROL) else ()
     alternatives: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
     if server_name is not None:
         alternatives.append(x509.DNSName(server_name))

@@ -21,9 +21,11 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Artifacts,
     Coordination,
     Credentials,
     Enrollment,
+    Jobs,
     Secrets,
     ServingAgent,
     WorkloadExec,
@@ -60,6 +62,15 @@ def own_group_only(request: Any, identity: Identity) -> str | None:
     if request.group_id == identity.job:
         return None
     return f"a workload of job {identity.job!r} may change its own group only, not {request.group_id!r}"
+
+
+def own_job_only(request: Any, identity: Identity) -> str | None:
+    """A workload speaks for its own job and from its own node."""
+    if request.job_id != identity.job:
+        return f"a workload of job {identity.job!r} may report to its own job only, not to {request.job_id!r}"
+    if request.node_id != identity.node:
+        return f"the certificate is of a workload on node {identity.node!r}, not on {request.node_id!r}"
+    return None
 
 
 _OPERATOR = _allow(Role.OPERATOR)
@@ -126,6 +137,20 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     Secrets.SET_SECRET: _OPERATOR,
     Secrets.LIST_SECRETS: _OPERATOR,
     Secrets.DELETE_SECRET: _OPERATOR,
+    # Who changes a job decides what runs on nodes.
+    Jobs.SUBMIT: _OPERATOR,
+    Jobs.CANCEL: _OPERATOR,
+    Jobs.SAVEPOINT: _OPERATOR,
+    Jobs.RESUME: _OPERATOR,
+    Jobs.RESCALE: _OPERATOR,
+    Jobs.UPGRADE: _OPERATOR,
+    Jobs.GET: _OPERATOR,
+    Jobs.LIST: _OPERATOR,
+    Jobs.WATCH: _OPERATOR,
+    Jobs.REPORT: _allow(Role.WORKLOAD, workload=own_job_only),
+    # Blobs are code: who uploads decides what runs. The control plane checks that a reader's own work names the blob.
+    Artifacts.UPLOAD: _OPERATOR,
+    Artifacts.DOWNLOAD: _allow(Role.OPERATOR, Role.AGENT, Role.WORKLOAD),
     # The control plane records every command, so an operator may not call an agent.
     WorkloadExec.EXEC: _OPERATOR,
     AgentExec.EXEC: _CONTROL,

@@ -126,9 +126,10 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.control.v1.CloudInitConfig": {_OWNERS: "user_data meta_data network_config vendor_data"},
     "shoal.v1.ProcessSpec": {
         _OWNERS: "command env working_dir args user restart readiness stop ports clear_env env_from_secrets identity "
-        "liveness files",
+        "liveness files artifacts",
     },
     "shoal.v1.File": {_OWNERS: "path content secret mode"},
+    "shoal.v1.Artifact": {_OWNERS: "sha256 path"},
     "shoal.v1.ContainerOptions": {
         _OWNERS: "init user working_dir stop pull_policy ulimits cpu_shares restart readiness liveness "
         "env_from_secrets files",
@@ -140,7 +141,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "shoal.v1.VmBoot": {_OWNERS: "console tcp_port guest_agent deadline_ms"},
     "shoal.v1.VmDiskOptions": {_OWNERS: "image sha256 format read_only path name"},
-    "shoal.v1.VmNetworkOptions": {_OWNERS: "tap mac ports"},
+    "shoal.v1.VmNetworkOptions": {_OWNERS: "tap mac ports name"},
     "shoal.v1.PortForward": {_OWNERS: "guest_port host_port protocol name"},
     "shoal.v1.RestartPolicy": {_OWNERS: "policy max_retries delay_ms max_delay_ms healthy_after_ms"},
     "shoal.v1.Readiness": {
@@ -232,6 +233,20 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "shoal.v1.SecretView": {_OPERATOR: "name created_at updated_at revision"},
     "shoal.v1.ListSecretsResponse": {_OPERATOR: "secrets"},
     "shoal.v1.DeleteSecretResponse": {},
+    # Jobs.
+    "shoal.v1.SubmitJobResponse": {_OPERATOR: "job created"},
+    "shoal.v1.GetJobResponse": {_OPERATOR: "job reports"},
+    "shoal.v1.ListJobsResponse": {_OPERATOR: "jobs next_page_token"},
+    "shoal.v1.JobResponse": {_OPERATOR: "job"},
+    "shoal.v1.JobView": {
+        _OPERATOR: "job_id engine format state desired message transition request workload_ids spec progress "
+        "created_at updated_at state_at taken_request",
+    },
+    "shoal.v1.JobRequestView": {_OPERATOR: "action number width operator stop cause"},
+    "shoal.v1.ReportJobResponse": {_MEMBERS_AND_OPERATOR: "state desired action request_number stop reports"},
+    # Blobs. The control plane has checked that the reader's own work names the blob.
+    "shoal.v1.UploadArtifactResponse": {_OPERATOR: "stored"},
+    "shoal.v1.DownloadArtifactResponse": {_CLIENTS: "size data"},
     "shoal.v1.GetAuthorityResponse": {_NOBODY: "ca"},
     "shoal.v1.JoinResponse": {_NOBODY: "certificate ca"},
     # Answers of agents.
@@ -295,11 +310,14 @@ def _is_open(message: Message, audience: Audience, identity: Identity) -> bool:
     if fields is None:
         return True
     audience = _audience(message, audience, identity)
-    return all(
-        audience in fields.get(field.name, _NOBODY)
-        and all(_is_open(each, audience, identity) for each in _messages(field, value))
-        for field, value in message.ListFields()
-    )
+    doubtful = _doubtful_fields(message.DESCRIPTOR, audience)
+    for field, value in message.ListFields():
+        if field.name in doubtful and (
+            audience not in fields.get(field.name, _NOBODY)
+            or not all(_is_open(each, audience, identity) for each in _messages(field, value))
+        ):
+            return False
+    return True
 
 
 @functools.cache
@@ -309,11 +327,19 @@ def _is_always_open(kind: Descriptor, audience: Audience) -> bool:
         return True
     if audience is Audience.AGENT and kind.full_name == _WORKLOAD_VIEW:
         return False  # it depends on the owner
-    fields = FIELDS.get(kind.full_name, {})
-    return all(
-        audience in fields.get(field.name, _NOBODY)
-        and (field.message_type is None or _is_map(field) or _is_always_open(field.message_type, audience))
-        for field in kind.fields
+    return all(_is_open_field(kind, field, audience) for field in kind.fields)
+
+
+@functools.cache
+def _doubtful_fields(kind: Descriptor, audience: Audience) -> frozenset[str]:
+    """The fields that an audience may not see, or not all of: the only ones that each message is searched for."""
+    return frozenset(field.name for field in kind.fields if not _is_open_field(kind, field, audience))
+
+
+def _is_open_field(kind: Descriptor, field: FieldDescriptor, audience: Audience) -> bool:
+    inside = field.message_type
+    return audience in FIELDS.get(kind.full_name, {}).get(field.name, _NOBODY) and (
+        inside is None or _is_map(field) or _is_always_open(inside, audience)
     )
 
 

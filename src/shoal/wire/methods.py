@@ -7,9 +7,11 @@ from typing import Any
 from shoal.wire.pb.monolith.serving import agent_service_pb2 as serving
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import artifacts_pb2 as artifacts
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
+from shoal.wire.pb.shoal.v1 import jobs_pb2 as jobs
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
 from shoal.wire.transport import Cardinality, Method
 
@@ -19,6 +21,8 @@ _ENROLLMENT = "shoal.v1.Enrollment"
 _CREDENTIALS = "shoal.v1.Credentials"
 _SECRETS = "shoal.v1.Secrets"
 _EXEC = "shoal.v1.WorkloadExec"
+_JOBS = "shoal.v1.Jobs"
+_ARTIFACTS = "shoal.v1.Artifacts"
 _AGENT_EXEC = "shoal.v1.AgentExec"
 _SERVING_AGENT = "monolith.serving.agent_service.AgentService"
 _COORDINATION = "shoal.v1.Coordination"
@@ -124,6 +128,42 @@ class Secrets:
     SET_SECRET = Method(_SECRETS, "SetSecret", secrets.SetSecretRequest, secrets.SetSecretResponse)
     LIST_SECRETS = Method(_SECRETS, "ListSecrets", secrets.ListSecretsRequest, secrets.ListSecretsResponse)
     DELETE_SECRET = Method(_SECRETS, "DeleteSecret", secrets.DeleteSecretRequest, secrets.DeleteSecretResponse)
+
+
+class Jobs:
+    """Named sets of workloads that one engine owns."""
+
+    NAME = _JOBS
+    SUBMIT = Method(_JOBS, "Submit", jobs.SubmitJobRequest, jobs.SubmitJobResponse)
+    GET = Method(_JOBS, "Get", jobs.GetJobRequest, jobs.GetJobResponse)
+    LIST = Method(_JOBS, "List", jobs.ListJobsRequest, jobs.ListJobsResponse)
+    WATCH = Method(_JOBS, "Watch", jobs.WatchJobRequest, jobs.JobView, Cardinality.SERVER_STREAM)
+    CANCEL = Method(_JOBS, "Cancel", jobs.CancelJobRequest, jobs.JobResponse)
+    SAVEPOINT = Method(_JOBS, "Savepoint", jobs.SavepointJobRequest, jobs.JobResponse)
+    RESUME = Method(_JOBS, "Resume", jobs.ResumeJobRequest, jobs.JobResponse)
+    RESCALE = Method(_JOBS, "Rescale", jobs.RescaleJobRequest, jobs.JobResponse)
+    UPGRADE = Method(_JOBS, "Upgrade", jobs.UpgradeJobRequest, jobs.JobResponse)
+    REPORT = Method(_JOBS, "Report", jobs.ReportJobRequest, jobs.ReportJobResponse)
+
+
+class Artifacts:
+    """Blobs that are named by their SHA-256."""
+
+    NAME = _ARTIFACTS
+    UPLOAD = Method(
+        _ARTIFACTS,
+        "Upload",
+        artifacts.UploadArtifactRequest,
+        artifacts.UploadArtifactResponse,
+        Cardinality.BOTH_STREAM,
+    )
+    DOWNLOAD = Method(
+        _ARTIFACTS,
+        "Download",
+        artifacts.DownloadArtifactRequest,
+        artifacts.DownloadArtifactResponse,
+        Cardinality.SERVER_STREAM,
+    )
 
 
 class WorkloadExec:

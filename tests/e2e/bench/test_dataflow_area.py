@@ -41,9 +41,11 @@ def all_sound(found: dict[str, float]) -> bool:
 @pytest.mark.long
 def test_every_figure_without_kafka_and_peers_gets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "_memory_peers", lambda *_: {})
+    monkeypatch.setattr(measures, "_processes_peers", lambda *_: {})
     notes: list[str] = []
     found = measures.measure_memory(SMALL, notes.append) | measures.measure_morsels(SMALL)
     found |= measures.measure_planning() | measures.measure_log(SMALL) | measures.measure_starts(SMALL)
+    found |= measures.measure_checkpoints(SMALL) | measures.measure_processes(SMALL, notes.append)
     found |= measures.measure_stalled() | measures.measure_nexmark(SMALL, notes.append)
     assert found.keys() == MEASURED - PEERS - KAFKA
     assert all_sound(found)

@@ -53,9 +53,11 @@ async def test_the_demo_keeps_its_promises(tmp_path: Path, engine) -> None:
         "work spread over three nodes",
         "a container was Running",
         "the container ran through all of it",
+        "a stream job on the fleet emitted its first rows",
         "none lost, none twice",
         "windows add up over",
         "from a click's append to its joined row",
+        "the job was Stopped",
         "the container and its image were removed from the engine",
         "nothing was left running",
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import pytest_asyncio
 
 from shoal.cli.local.fleet import LocalFleet
 from shoal.core.clock import SystemClock
@@ -21,7 +22,7 @@ from shoal.runtimes.container.finding import PodmanService
 from tests.e2e.fleet.drill import until, until_gone
 from tests.services.engine import IMAGE, private_engine
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 SLEEPS = "trap 'exit 0' TERM; echo hello from $WHO; while :; do sleep 0.1; done"
 
@@ -32,38 +33,40 @@ def engine():
         yield made
 
 
-@pytest.fixture
-async def service(engine):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory, engine):
+    """Two agents on one engine, for all tests of this module."""
     service = PodmanService(engine.folder / "fleet", clock=SystemClock(), arguments=engine.arguments)
-    api = await service.open()
-    await api.close()
-    yield service
-    await service.close()
-
-
-@pytest.fixture
-def agents():
-    """How many agents there are; a test with more of them overrides it."""
-    return 1
-
-
-@pytest.fixture
-async def fleet(tmp_path, engine, service, agents):
+    await (await service.open()).close()
+    folder = tmp_path_factory.mktemp("containers")
     fleet = LocalFleet(
-        tmp_path,
-        agents=agents,
+        folder,
+        agents=2,
         lease=timedelta(seconds=20),
         heartbeat_interval=timedelta(milliseconds=500),
         stop_workloads_on_exit=False,
         secure=False,
         extra_env={"DOCKER_HOST": f"unix://{engine.folder}/fleet/podman.sock"},
-        agent_args=["--runtimes", "process,container", "--storage-pool", f"fast={tmp_path}:7"],
+        agent_args=["--runtimes", "process,container", "--storage-pool", f"fast={folder}:7"],
     )
     try:
         await fleet.start()
         yield fleet
     finally:
         await fleet.kill()
+        await service.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def control(fleet):
+    async with fleet.client() as client:
+        yield client
+
+
+@pytest.fixture
+def notes(fleet):
+    """What is in the volumes of workloads with this name, on all nodes."""
+    return lambda name: sorted(path.read_text() for path in fleet.base_dir.glob(f"**/{name}/data/note"))
 
 
 def document(name="web", *, image=IMAGE, who="one", script=SLEEPS, pull_policy="never", volumes=()):
@@ -101,34 +104,33 @@ async def until_it_prints(control, text, name="web"):
     await until(holds, what=f"the output of {name} has {text!r}")
 
 
-async def test_the_life_of_a_container(fleet, engine):
-    async with fleet.client() as control:
-        (node,) = await control.list_nodes()
-        assert set(node.supported_workload_types) == {"process", "container"}
-        assert [(pool.name, pool.total_gb) for pool in node.storage_pools] == [("fast", 7)]
-        await control.apply(document())
-        await view_when(control, lambda view: view.status == "Running")
-        assert engine.containers() == [f"shoal-{node.node_id}-web"]
-        await until_it_prints(control, "hello from one")
+async def test_the_life_of_a_container(fleet, control, engine):
+    nodes = await control.list_nodes()
+    assert [set(node.supported_workload_types) for node in nodes] == [{"process", "container"}] * 2
+    assert [(pool.name, pool.total_gb) for node in nodes for pool in node.storage_pools] == [("fast", 7)] * 2
+    await control.apply(document())
+    node = (await view_when(control, lambda view: view.status == "Running")).assigned_node_id
+    assert engine.containers() == [f"shoal-{node}-web"]
+    await until_it_prints(control, "hello from one")
 
-        await control.apply(document(who="three"))
-        await view_when(control, lambda view: view.status == "Running" and view.run.ready)
-        await until_it_prints(control, "hello from three")
+    await control.apply(document(who="three"))
+    await view_when(control, lambda view: view.status == "Running" and view.run.ready)
+    await until_it_prints(control, "hello from three")
 
-        await control.set_desired_state("web", DesiredState.STOPPED)
-        await view_when(control, lambda view: view.status == "Stopped")
-        assert engine.containers() == []
-        await control.set_desired_state("web", DesiredState.RUNNING)
-        await view_when(control, lambda view: view.status == "Running")
+    await control.set_desired_state("web", DesiredState.STOPPED)
+    await view_when(control, lambda view: view.status == "Stopped")
+    assert engine.containers() == []
+    await control.set_desired_state("web", DesiredState.RUNNING)
+    await view_when(control, lambda view: view.status == "Running")
 
-        await fleet.kill_agent("node-1")
-        await fleet.start_agent("node-1")
-        await view_when(control, lambda view: view.status == "Running" and view.run is not None)
-        assert len(engine.containers()) == 1
+    await fleet.kill_agent(node)
+    await fleet.start_agent(node)
+    await view_when(control, lambda view: view.status == "Running" and view.run is not None)
+    assert len(engine.containers()) == 1
 
-        await control.delete("web")
-        await until_gone(control, "web")
-        assert engine.containers() == []
+    await control.delete("web")
+    await until_gone(control, "web")
+    assert engine.containers() == []
 
 
 @pytest.mark.parametrize(
@@ -137,21 +139,20 @@ async def test_the_life_of_a_container(fleet, engine):
     ids=["missing", "no registry"],
 )
 async def test_an_image_that_cannot_be_had_is_told_with_its_reason_and_tried_again(
-    fleet, engine, image, policy, reason
+    control, engine, image, policy, reason
 ):
-    async with fleet.client() as control:
-        await control.apply(document(image=image, pull_policy=policy))
-        view = await view_when(control, lambda view: view.reason is not None and view.reason.next_retry_at is not None)
-        assert (view.reason.code, view.reason.retryable) == (reason, True)
-        assert view.reason.next_retry_at > view.reason.last_transition
-        assert image in view.reason.message
-        engine.podman("tag", IMAGE, image)
-        await view_when(control, lambda view: view.status == "Running")
-        await control.delete("web")
-        await until_gone(control, "web")
+    await control.apply(document(image=image, pull_policy=policy))
+    view = await view_when(control, lambda view: view.reason is not None and view.reason.next_retry_at is not None)
+    assert (view.reason.code, view.reason.retryable) == (reason, True)
+    assert view.reason.next_retry_at > view.reason.last_transition
+    assert image in view.reason.message
+    engine.podman("tag", IMAGE, image)
+    await view_when(control, lambda view: view.status == "Running")
+    await control.delete("web")
+    await until_gone(control, "web")
 
 
-async def test_volumes_survive_updates_and_go_by_their_policy(fleet, tmp_path):
+async def test_volumes_survive_updates_and_go_by_their_policy(control, notes):
     policies = {"kept": "Retain", "unsaid": "", "removed": "Delete"}
     script = f"cat /data/note; echo note of $WHO > /data/note; {SLEEPS}"
 
@@ -159,39 +160,34 @@ async def test_volumes_survive_updates_and_go_by_their_policy(fleet, tmp_path):
         volume = ManagedVolume(name="data", mount_path="/data", retain_policy=policies[name])
         return document(name, who=who, script=script, volumes=(volume,))
 
-    async with fleet.client() as control:
-        for who in ("one", "two"):
-            for name in policies:
-                await control.apply(described(name, who))
-            for name in policies:
-                await until_it_prints(control, f"hello from {who}", name)
+    for who in ("one", "two"):
         for name in policies:
-            await until_it_prints(control, "note of one", name)
-            await control.delete(name)
+            await control.apply(described(name, who))
         for name in policies:
-            await until_gone(control, name)
-        notes = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/data/note")}
-        assert notes == dict.fromkeys(("kept", "unsaid"), "note of two\n")
+            await until_it_prints(control, f"hello from {who}", name)
+    for name in policies:
+        await until_it_prints(control, "note of one", name)
+        await control.delete(name)
+    for name in policies:
+        await until_gone(control, name)
+    kept = ["note of two\n"]
+    assert {name: notes(name) for name in policies} == {"kept": kept, "unsaid": kept, "removed": []}
 
 
-@pytest.mark.parametrize("agents", [2])
-async def test_a_volume_stays_on_its_node_when_its_workload_moves(fleet, tmp_path):
+async def test_a_volume_stays_on_its_node_when_its_workload_moves(control, notes):
     volume = ManagedVolume(name="data", mount_path="/data", retain_policy="Delete")
-
-    def notes():
-        return sorted(path.read_text() for path in tmp_path.glob("**/web/data/note"))
-
-    async with fleet.client() as control:
-        await control.apply(document(script=f"echo note > /data/note; {SLEEPS}", volumes=(volume,)))
-        old = (await view_when(control, lambda view: view.status == "Running")).assigned_node_id
-        await until_it_prints(control, "hello from one")
-        await control.drain_node(old)
-        await view_when(
-            control,
-            lambda view: view.status == "Running" and view.assigned_node_id != old and not view.left_on,
-        )
-        await until_it_prints(control, "hello from one")
-        assert notes() == ["note\n", "note\n"]
-        await control.delete("web")
-        await until_gone(control, "web")
-        assert notes() == ["note\n"], "that of the node it left is nobody's to delete"
+    await control.apply(document("mover", script=f"echo note > /data/note; {SLEEPS}", volumes=(volume,)))
+    old = (await view_when(control, lambda view: view.status == "Running", "mover")).assigned_node_id
+    await until_it_prints(control, "hello from one", "mover")
+    await control.drain_node(old)
+    await view_when(
+        control,
+        lambda view: view.status == "Running" and view.assigned_node_id != old and not view.left_on,
+        "mover",
+    )
+    await until_it_prints(control, "hello from one", "mover")
+    assert notes("mover") == ["note\n", "note\n"]
+    await control.delete("mover")
+    await until_gone(control, "mover")
+    assert notes("mover") == ["note\n"], "that of the node it left is nobody's to delete"
+    await control.uncordon_node(old)

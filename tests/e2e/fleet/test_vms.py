@@ -4,6 +4,7 @@ import hashlib
 from datetime import timedelta
 
 import pytest
+import pytest_asyncio
 
 from shoal.cli.local.fleet import LocalFleet
 from shoal.model.documents import read_document
@@ -11,7 +12,35 @@ from tests.e2e.fleet.drill import until_gone, until_status
 from tests.services.downloads import serve_downloads
 from tests.services.guests import KERNEL_ARGS, boot_disk, find_guests
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+#: A disk of which a guest boots.
+IMAGE = boot_disk("fetched\r\n")
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory):
+    with serve_downloads(tmp_path_factory.mktemp("certificates"), {"image": IMAGE}) as serving:
+        yield serving
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def control(tmp_path_factory, downloads):
+    """A client of a fleet with one agent, which trusts the CAs of its machine: SSL_CERT_FILE names them here."""
+    find_guests()
+    fleet = LocalFleet(
+        tmp_path_factory.mktemp("vms"),
+        agents=1,
+        cpu="4",
+        memory="4096MB",
+        lease=timedelta(seconds=20),
+        heartbeat_interval=timedelta(milliseconds=300),
+        secure=False,
+        extra_env={"SSL_CERT_FILE": str(downloads.ca)},
+        agent_args=["--runtimes", "vm"],
+    )
+    async with fleet, fleet.client() as client:
+        yield client
 
 
 def vm(name, script, *, revision="", **fields):
@@ -37,7 +66,7 @@ def vm(name, script, *, revision="", **fields):
     )
 
 
-async def test_a_guest_that_never_boots_has_failed_as_such_with_its_console(fleet, control):
+async def test_a_guest_that_never_boots_has_failed_as_such_with_its_console(control):
     boot = {"console": "never printed", "deadline": "10s"}
     # The kernel speaks from its first moment on.
     await control.apply(vm("stuck", "exec sleep 1000", boot=boot, kernel_args="console=ttyS0"))
@@ -46,7 +75,7 @@ async def test_a_guest_that_never_boots_has_failed_as_such_with_its_console(flee
     assert "] " in view.run.last_output
 
 
-async def test_a_guest_boots_is_updated_with_its_disk_and_removed(fleet, control):
+async def test_a_guest_boots_is_updated_with_its_disk_and_removed(control):
     boot = {"console": "^up$"}
     disks = [{"size_gb": 1}]
     script = (
@@ -82,30 +111,15 @@ def fetched_vm(name, url, sha256):
     )
 
 
-async def test_an_image_is_fetched_over_https_and_checked(tmp_path):
-    """The agent trusts the CAs of its machine, which SSL_CERT_FILE names here."""
-    find_guests()
-    image = boot_disk("fetched\r\n")
-    with serve_downloads(tmp_path / "certificates", {"image": image}) as downloads:
-        fleet = LocalFleet(
-            tmp_path / "fleet",
-            agents=1,
-            cpu="4",
-            memory="4096MB",
-            lease=timedelta(seconds=20),
-            heartbeat_interval=timedelta(milliseconds=300),
-            secure=False,
-            extra_env={"SSL_CERT_FILE": str(downloads.ca)},
-        )
-        url, right, wrong = f"{downloads.url}/image", hashlib.sha256(image).hexdigest(), "0" * 64
-        async with fleet, fleet.client() as control:
-            await control.apply(fetched_vm("right", url, right))
-            await control.apply(fetched_vm("wrong", url, wrong))
-            await control.apply(fetched_vm("missing", f"{url}-of-nobody", "1" * 64))
-            await until_status(control, "right", "Running")
-            failed = await until_status(control, "wrong", "Failed")
-            assert failed.failure_reason == "IMAGE_PULL_FAILED"
-            assert right in failed.reason.message
-            assert wrong in failed.reason.message
-            missing = await until_status(control, "missing", "Failed")
-            assert missing.failure_reason == "IMAGE_NOT_FOUND"
+async def test_an_image_is_fetched_over_https_and_checked(control, downloads):
+    url, right, wrong = f"{downloads.url}/image", hashlib.sha256(IMAGE).hexdigest(), "0" * 64
+    await control.apply(fetched_vm("right", url, right))
+    await control.apply(fetched_vm("wrong", url, wrong))
+    await control.apply(fetched_vm("missing", f"{url}-of-nobody", "1" * 64))
+    await until_status(control, "right", "Running")
+    failed = await until_status(control, "wrong", "Failed")
+    assert failed.failure_reason == "IMAGE_PULL_FAILED"
+    assert right in failed.reason.message
+    assert wrong in failed.reason.message
+    missing = await until_status(control, "missing", "Failed")
+    assert missing.failure_reason == "IMAGE_NOT_FOUND"

@@ -27,6 +27,8 @@ from tests.services.lifetime import WITH_US
 from tests.services.postgres import find_programs
 
 PATIENCE = 40.0
+#: A program starts within this time, also beside many others.
+START_PATIENCE = 100.0
 LEASE = 5.0
 INTERVAL = 1.0
 GRPC, HTTP, POSTGRES = 8085, 8084, 5432
@@ -178,7 +180,7 @@ class Stage:
         )
         with (self.logs / f"{name}.log").open("ab") as log:
             process = self.processes[name] = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_PATIENCE
         while not ready.exists():
             assert process.returncode is None, f"{name} ended:\n{self.log_of(name)}"
             assert time.monotonic() < deadline, f"{name} did not serve:\n{self.log_of(name)}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import io
 import json
 import secrets
 import socket
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +23,10 @@ from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.workloads import ComposeSpec, ContainerSpec
 from shoal.runtimes.base import RunRequest
+from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
+from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
@@ -36,6 +41,15 @@ RUNTIMES: dict[str, type[ContainerRuntime | ComposeRuntime]] = {
     "compose": ComposeRuntime,
 }
 FOREVER = "echo up; exec sleep 1000"
+
+
+@functools.cache
+def compose_command() -> ComposeCommand:
+    """What this machine has: it takes half a second to find."""
+    with ThreadPoolExecutor(1) as aside:  # the caller may have a loop that runs
+        found = aside.submit(lambda: asyncio.run(find_command())).result()
+    assert found is not None, "podman-compose is not installed"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +69,13 @@ async def service(engine: Engine) -> AsyncIterator[PodmanService]:
     made = PodmanService(engine.folder / "service", clock=SystemClock(), arguments=engine.arguments)
     yield made
     await made.close()
+
+
+async def connect_to(address: str) -> EngineApi:
+    """A connection to the API at an address."""
+    api = EngineApi(address)
+    await api.ping()
+    return api
 
 
 @pytest.fixture
@@ -77,6 +98,8 @@ async def open_containers(tmp_path: Path, owner: Owner, service: PodmanService) 
 
     async def open_one(kind: str = "container", **options: Any) -> ContainerRuntime | ComposeRuntime:
         options = {"data_dir": tmp_path / "agent", "owner": owner, "connect": service.open, **options}
+        if kind == "compose":
+            options.setdefault("command", compose_command())
         runtime = RUNTIMES[kind](clock=SystemClock(), **options)
         await runtime.open()
         opened.append(runtime)
@@ -109,11 +132,13 @@ def request(
     )
 
 
-def project(script: str = FOREVER, **fields: Any) -> RunRequest:
-    """A run of a compose project, two services of which run a shell script."""
-    service = {"image": IMAGE, "command": ["sh", "-c", escape(script)], "init": True}
-    spec = ComposeSpec(inline_yaml=json.dumps({"services": {"db": service, "web": service}}))
-    return replace(request(**fields), spec=spec)
+def project(script: str = FOREVER, *, services: Mapping[str, str] | None = None, **fields: Any) -> RunRequest:
+    """A run of a compose project: two services that run a shell script, or a script for each service."""
+    made = {
+        name: {"image": IMAGE, "command": ["sh", "-c", escape(each)], "init": True}
+        for name, each in (services or dict.fromkeys(("db", "web"), script)).items()
+    }
+    return replace(request(**fields), spec=ComposeSpec(inline_yaml=json.dumps({"services": made})))
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:

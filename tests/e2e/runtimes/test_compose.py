@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -12,19 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.errors import InvalidError, ShoalError, UnavailableError
+from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.execs import ExecEnd
 from shoal.model.resources import Resources
 from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
-from shoal.runtimes.compose.command import ComposeCommand, find_command
+from shoal.runtimes.compose.command import ComposeCommand
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
 from shoal.runtimes.container import connection
@@ -33,16 +35,28 @@ from shoal.runtimes.container.connection import Connect
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
+from tests.e2e.runtimes.containers import compose_command, connect_to
+from tests.e2e.runtimes.processes import is_alive, wait_until
 from tests.services.disks import fill, small_disk
-from tests.services.engine import IMAGE, Engine, private_engine
+from tests.services.engine import IMAGE, Engine, engine_service, private_engine
 
 pytestmark = pytest.mark.e2e
+
+#: Of this process alone: the networks of all engines on a machine have rules in one firewall, by their names.
+NODE = NodeId(f"n{secrets.token_hex(3)}")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with private_engine() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def connect(engine: Engine) -> Iterator[Connect]:
+    """Connects to the API of the engine, which no test of the suite stops."""
+    with engine_service(engine) as address:
+        yield partial(connect_to, address)
 
 
 @pytest.fixture(autouse=True)
@@ -55,19 +69,17 @@ def no_guards_left(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-async def command() -> ComposeCommand:
-    found = await find_command()
-    assert found is not None, "podman-compose is not installed"
-    return found
+def command() -> ComposeCommand:
+    return compose_command()
 
 
 class TestCompose(RuntimeSuite):
     __test__ = True
 
     @pytest.fixture
-    def make_runtime(self, tmp_path: Path, service: PodmanService, command: ComposeCommand) -> Callable[[], Runtime]:
-        owner = Owner("test", NodeId("n1"))
-        return lambda: ComposeRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=service.open, command=command)
+    def make_runtime(self, tmp_path: Path, connect: Connect, command: ComposeCommand) -> Callable[[], Runtime]:
+        owner = Owner("test", NODE)
+        return lambda: ComposeRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=connect, command=command)
 
     def make_request(
         self,
@@ -140,7 +152,7 @@ async def open_runtime(
 
     async def open_one(connect: Connect = service.open, command: ComposeCommand = command) -> ComposeRuntime:
         runtime = ComposeRuntime(
-            tmp_path, clock=SystemClock(), owner=Owner("test", NodeId("n1")), connect=connect, command=command
+            tmp_path, clock=SystemClock(), owner=Owner("test", NODE), connect=connect, command=command
         )
         await runtime.open()
         opened.append(runtime)
@@ -163,7 +175,7 @@ async def test_one_crashed_service_fails_the_run_and_ends_the_others(
     started = await runtime.start(request(services))
     assert started.services == {"db": "running", "job": "running", "web": "running"}
     labels = engine.podman("ps", "-a", "--format", "{{.Labels}}", "--filter", "label=shoal.compose-run=web-1")
-    for label in ("shoal.cluster:test", "shoal.node:n1", "shoal.workload:web", "shoal.revision:r1"):
+    for label in ("shoal.cluster:test", f"shoal.node:{NODE}", "shoal.workload:web", "shoal.revision:r1"):
         assert labels.count(label) == 3
     ended = await wait_ended(runtime, "web-1")
     assert ended.exit is not None
@@ -173,7 +185,7 @@ async def test_one_crashed_service_fails_the_run_and_ends_the_others(
     assert sorted(lines) == ["db | ready", "job | one", "job | two", "web | up"]
     async with asyncio.timeout(30):
         # The end is stored first, then the project is removed.
-        while engine.containers() or "shoal-n1-web_default" in engine.podman("network", "ls", "-q").split():
+        while engine.containers() or f"shoal-{NODE}-web_default" in engine.podman("network", "ls", "-q").split():
             await asyncio.sleep(0.1)
 
 
@@ -205,9 +217,9 @@ async def test_an_update_replaces_what_changed_and_keeps_volumes(
     await wait_output(runtime, b"web | new\nweb | kept\n")
     after = engine.podman("ps", "--format", "{{.Names}} {{.ID}}").split()
     assert set(before) & set(after) == {
-        "shoal-n1-web_db_1",
-        before[before.index("shoal-n1-web_db_1") + 1],
-        "shoal-n1-web_web_1",
+        f"shoal-{NODE}-web_db_1",
+        before[before.index(f"shoal-{NODE}-web_db_1") + 1],
+        f"shoal-{NODE}-web_web_1",
     }
     # A project that cannot be started leaves the one that runs.
     broken = {"db": db, "web": {"image": IMAGE, "command": ["/nowhere/no-such-program"]}}
@@ -291,7 +303,7 @@ async def test_an_update_that_fails_after_a_restart_of_the_agent_is_undone(
             assert info is not None
             assert info.phase is RunPhase.RUNNING
             await asyncio.sleep(0.1)
-    assert pids(engine)["shoal-n1-web_db_1"] == before["shoal-n1-web_db_1"]
+    assert pids(engine)[f"shoal-{NODE}-web_db_1"] == before[f"shoal-{NODE}-web_db_1"]
     output = (await wait_output(second, f"{said}web | web\n{said}".encode())).decode()
     assert output.count(said) == 2
     info = await second.inspect(RunId("web-1"))
@@ -305,6 +317,30 @@ async def test_an_update_that_fails_after_a_restart_of_the_agent_is_undone(
     await second.stop(RunId("web-1"))
     await second.forget(RunId("web-1"))
     assert list((tmp_path / "compose").glob("web-1*")) == []
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+async def test_replaced_files_are_those_that_a_rollback_returns_to(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], tmp_path: Path, has_record: bool
+) -> None:
+    """Also of a project whose record was lost with an agent, as far as it is known."""
+    runtime = await open_runtime()
+    older = version("one", {"web": web_of("one")}, 1)
+    await runtime.start(older)
+    await wait_output(runtime, b"one\n")
+    if not has_record:
+        await runtime.close()
+        (tmp_path / "compose" / "web-1.json").unlink()
+        runtime = await open_runtime()
+    await runtime.replace_files(RunId("web-1"), ((older.files[0][0], b"rotated\n"),))
+    assert await run_command(runtime, "cat", "/conf/name") == (b"rotated\n", b"", ExecEnd())
+    with pytest.raises(NotFoundError):
+        await runtime.replace_files(RunId("nobody"), ())
+    if has_record:
+        broken = {"image": IMAGE, "command": ["/nowhere/no-such-program"]}
+        with pytest.raises(RunError):
+            await runtime.update(RunId("web-1"), version("two", {"web": broken}, 2))
+        await wait_output(runtime, f"rotated\n{SECRET}-one one\n".encode())
 
 
 async def test_what_an_update_adds_to_an_at_most_one_project_is_guarded(
@@ -330,8 +366,11 @@ async def test_an_at_most_one_project_without_guards_is_killed_by_the_next_agent
     first = await open_runtime()
     await first.start(replace(request({"db": SLEEP, "web": SLEEP}), deadline=SystemClock().monotonic() + 600))
     await first.close()
-    for path in (tmp_path / "compose-guard").glob("guard*"):
-        os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+    guards = [int(path.read_text().split()[0]) for path in (tmp_path / "compose-guard").glob("guard*")]
+    for guard in guards:
+        os.kill(guard, signal.SIGKILL)
+    # The next agent would take over the deadline of a guard that is still dying.
+    await wait_until(lambda: not any(map(is_alive, guards)))
     second = await open_runtime()
     assert (await wait_ended(second, "web-1")).ended_by == "deadline"
 
@@ -345,7 +384,7 @@ async def test_a_stop_ends_what_an_interrupted_start_left(
     await first.close()
     (tmp_path / "compose" / "web-1.json").unlink()
     if not is_whole:
-        engine.podman("rm", "-f", "-t", "0", "shoal-n1-web_db_1")
+        engine.podman("rm", "-f", "-t", "0", f"shoal-{NODE}-web_db_1")
     second = await open_runtime()
     ended = await second.stop(RunId("web-1"))
     assert (ended is not None) is is_whole
@@ -509,16 +548,27 @@ async def test_a_taken_port_leaves_nothing(
     assert await runtime.list_runs() == ()
 
 
-@pytest.mark.parametrize("full", ["engine", "agent"])
+#: What the engine has to make first for a project, and on a full disk cannot.
+FIRST_MADE: dict[str, dict[str, dict[str, object]]] = {
+    "network": {"service": {}, "top": {}},
+    "volume": {"service": {"network_mode": "none", "volumes": ["data:/data"]}, "top": {"volumes": {"data": None}}},
+    "container": {"service": {"network_mode": "none"}, "top": {}},
+}
+
+
+@pytest.mark.parametrize(
+    ("full", "first_made"),
+    [("engine", "network"), ("engine", "volume"), ("engine", "container"), ("agent", "network")],
+)
 async def test_a_project_starts_once_when_a_full_disk_has_room_again(
-    tmp_path: Path, command: ComposeCommand, full: str
+    tmp_path: Path, command: ComposeCommand, full: str, first_made: str
 ) -> None:
-    """Without a network of its own: `podman-compose` does not pass on what the engine says about networks."""
     with private_engine(size="24m") as small, small_disk(tmp_path / "agent", megabytes=2) as data_dir:
         service = PodmanService(small.folder / "service", clock=SystemClock(), arguments=small.arguments)
-        owner = Owner("test", NodeId("n1"))
+        owner = Owner("test", NODE)
         runtime = ComposeRuntime(data_dir, clock=SystemClock(), owner=owner, connect=service.open, command=command)
-        run = request({name: {**SLEEP, "network_mode": "none"} for name in ("db", "web")})
+        made = FIRST_MADE[first_made]
+        run = request({name: {**SLEEP, **made["service"]} for name in ("db", "web")}, **made["top"])
         filling = (small.folder if full == "engine" else data_dir) / "filling"
         try:
             await runtime.open()
@@ -538,6 +588,7 @@ async def test_a_project_starts_once_when_a_full_disk_has_room_again(
             after = pids(small)
             assert len(after) == 2
             assert before in ({}, after)
+            assert "trial" not in small.podman("network", "ls") + small.podman("volume", "ls")
             await runtime.stop(RunId("web-1"))
         finally:
             filling.unlink(missing_ok=True)
@@ -560,7 +611,7 @@ async def test_a_start_that_was_cut_off_is_done_once(
     if step != "stored":
         (tmp_path / "compose" / "web-1.json").unlink()
     if step == "created":
-        engine.podman("rm", "-f", "-t", "0", "shoal-n1-web_db_1")
+        engine.podman("rm", "-f", "-t", "0", f"shoal-{NODE}-web_db_1")
     second = await open_runtime()
     info = await second.start(run)
     assert info.phase is RunPhase.RUNNING
@@ -617,7 +668,7 @@ async def test_a_restart_of_the_engine_loses_nothing(
 async def test_projects_of_others_are_left_alone(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine
 ) -> None:
-    theirs = {"com.docker.compose.project": "shoal-n1-web", "shoal.cluster": "other", "shoal.node": "n1"}
+    theirs = {"com.docker.compose.project": f"shoal-{NODE}-web", "shoal.cluster": "other", "shoal.node": NODE}
     labels = [word for name, value in theirs.items() for word in ("--label", f"{name}={value}")]
     engine.podman("create", "--name", "theirs", *labels, IMAGE, "true")
     runtime = await open_runtime()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,30 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import ContainerSpec, StopPolicy
 from shoal.runtimes.base import RunRequest, Runtime
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.testing.suites.runtime import RuntimeSuite
-from tests.e2e.runtimes.containers import engine, owner, registry, service
-from tests.services.engine import IMAGE
+from tests.e2e.runtimes.containers import connect_to, engine, owner, registry
+from tests.services.engine import IMAGE, Engine, engine_service
 
-__all__ = ["engine", "owner", "registry", "service"]
+__all__ = ["engine", "owner", "registry"]
 
 pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def address(engine: Engine) -> Iterator[str]:
+    """Of the API of the engine, which no test of the suite stops."""
+    with engine_service(engine) as served:
+        yield served
 
 
 class TestContainer(RuntimeSuite):
     __test__ = True
 
     @pytest.fixture
-    def make_runtime(self, tmp_path: Path, owner: Owner, service: PodmanService) -> Callable[[], Runtime]:
-        return lambda: ContainerRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=service.open)
+    def make_runtime(self, tmp_path: Path, owner: Owner, address: str) -> Callable[[], Runtime]:
+        connect = partial(connect_to, address)
+        return lambda: ContainerRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=connect)
 
     def make_request(
         self,

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -432,6 +433,105 @@ async def test_an_agent_that_is_killed_while_it_starts_a_project_leaves_one(
     await wait_output(runtime, b"db | up\n")
     assert sorted(own_containers()) == ["web_db_1", "web_web_1"]
     assert [run.run_id for run in await runtime.list_runs()] == ["web-1"]
+
+
+#: Where an agent is killed in an update of a project, with a deadline or without, and whether the update counts then.
+UPDATE_POINTS = [
+    pytest.param("compose.update.begun=kill", None, False, marks=pytest.mark.long),
+    pytest.param("compose.create.before=kill@2", 600.0, False, marks=pytest.mark.long),
+    pytest.param("compose.create.after=kill@2", 600.0, False, marks=pytest.mark.long),
+    pytest.param("compose.start.after=kill@2", 600.0, False),
+    pytest.param("compose.start.after=kill@2", None, False, marks=pytest.mark.long),
+    pytest.param("compose.update.stored=kill", None, False),
+    pytest.param("compose.update.after=kill", None, True, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("fault", "deadline", "counts"), UPDATE_POINTS)
+async def test_an_agent_that_is_killed_while_it_updates_a_project_leaves_one_version_whole(
+    start_agent: StartAgent,
+    open_containers: OpenContainers,
+    own_containers: OwnContainers,
+    tmp_path: Path,
+    *,
+    fault: str,
+    deadline: float | None,
+    counts: bool,
+) -> None:
+    older = {"db": "echo db; exec sleep 1000", "web": "echo one; exec sleep 1000", "gone": "exec sleep 1000"}
+    newer = {"db": older["db"], "web": "echo two; exec sleep 1000", "new": "exec sleep 1000"}
+    first = {"run_id": "web-1", "services": older, "update": newer, "deadline": deadline}
+    assert start_agent(first, kind="compose", fault=fault).wait(timeout=60) == -signal.SIGKILL
+    db = next(pid for name, pid in services_of(tmp_path, "web-1") if name == "db")
+    runtime = await open_containers("compose")
+
+    def is_whole(services: dict[str, str]) -> bool:
+        return sorted(own_containers()) == sorted(f"web_{name}_1" for name in services)
+
+    await wait_until(lambda: is_whole(newer if counts else older))
+    async with asyncio.timeout(60):
+        while (info := await runtime.inspect(RunId("web-1"))) is None or info.services.keys() != (
+            newer if counts else older
+        ).keys():
+            await asyncio.sleep(0.05)
+    assert set(info.services.values()) == {"running"}
+    # The agent asks for the update again.
+    info = await runtime.update(RunId("web-1"), project(services=newer, run_id="web-1", deadline=deadline))
+    assert dict(info.services) == dict.fromkeys(newer, "running")
+    assert is_whole(newer)
+    await wait_output(runtime, b"web | two\n")
+    assert dict(services_of(tmp_path, "web-1"))["db"] == db, "a service that did not change goes on"
+    assert is_alive(db)
+    assert len(list((tmp_path / "agent/compose").glob("*.project"))) == 1
+    if deadline is not None:  # nothing is guarded that is gone, such as what the killed agent had made
+        now = {each["container_id"] for each in members_of(tmp_path, "web-1")}
+        await wait_until(lambda: runtime._guard.container_ids == now)
+
+
+def services_of(folder: Path, run_id: str) -> list[tuple[str, int]]:
+    """The services of a run with the pid of each."""
+    return [(each["service"], each["pid"]) for each in members_of(folder, run_id)]
+
+
+def members_of(folder: Path, run_id: str) -> list[dict[str, Any]]:
+    """The containers of a run, as the agent has written them down."""
+    record = json.loads((folder / "agent" / RUNTIMES["compose"].DIRECTORY / f"{run_id}.json").read_text())
+    return record["members"]
+
+
+#: Where an agent is killed while one container replaces another, and how many are left then.
+REPLACE_POINTS = [
+    pytest.param("container.trial.after=kill", 2),
+    pytest.param("container.end.before=kill", 1, marks=pytest.mark.long),
+    pytest.param("container.remove.before=kill", 1, marks=pytest.mark.long),
+    pytest.param("container.create.before=kill@2", 0, marks=pytest.mark.long),
+    pytest.param("container.create.after=kill@2", 1, marks=pytest.mark.long),
+    pytest.param("container.start.after=kill@2", 1),
+]
+
+
+@pytest.mark.parametrize(("fault", "left"), REPLACE_POINTS)
+async def test_an_agent_that_is_killed_while_it_replaces_a_container_leaves_one(
+    start_agent: StartAgent, open_containers: OpenContainers, own_containers: OwnContainers, *, fault: str, left: int
+) -> None:
+    first = {"run_id": "web-1", "script": "echo one; exec sleep 1000", "update": "web-2"}
+    assert start_agent(first, fault=fault).wait(timeout=60) == -signal.SIGKILL
+    assert len(own_containers()) == left
+    runtime = await open_containers()
+    if "trial" in fault:
+        before = await runtime.inspect(RunId("web-1"))
+        assert before is not None
+        assert before.phase is RunPhase.RUNNING
+        await wait_until(lambda: own_containers() == ["web"])
+    # The agent goes on with what it has not done yet.
+    ended = await runtime.stop(RunId("web-1"))
+    assert ended is not None
+    assert (ended.phase, ended.ended_by) == (RunPhase.ENDED, "stop")
+    info = await runtime.start(request(run_id="web-2"))
+    assert (info.run_id, info.phase) == ("web-2", RunPhase.RUNNING)
+    await wait_output(runtime, b"up\n")
+    assert own_containers() == ["web"]
+    assert {run.run_id for run in await runtime.list_runs()} == {"web-1", "web-2"}
 
 
 @pytest.mark.parametrize("point", ["compose.end.before", pytest.param("compose.remove.before", marks=pytest.mark.long)])

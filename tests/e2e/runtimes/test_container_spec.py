@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.clock import SystemClock
 from shoal.core.ids import RunId
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, FileSpec, ManagedVolume, PortMapping, Ulimit, VolumeMount
 from shoal.runtimes.base import RunError, RunPhase
 from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.finding import EngineFinder
+from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
 from tests.e2e.runtimes.containers import (
     OpenContainers,
@@ -29,7 +32,7 @@ from tests.e2e.runtimes.containers import (
     request,
     service,
 )
-from tests.services.engine import IMAGE, Engine, root_file_system
+from tests.services.engine import IMAGE, Engine, engine_service, root_file_system
 from tests.services.registry import Registry
 
 __all__ = ["engine", "open_containers", "owner", "registry", "service"]
@@ -60,12 +63,13 @@ def inspect(engine: Engine, name: str) -> dict[str, object]:
     return found
 
 
-async def test_ports_lead_into_the_container(open_containers: OpenContainers) -> None:
+async def test_ports_lead_into_the_container_and_its_traffic_is_counted(open_containers: OpenContainers) -> None:
     runtime = await open_containers()
     tcp, named, udp = free_port(), free_port(), free_port(socket.SOCK_DGRAM)
     python = f"{sys.base_prefix}/bin/python3"
     script = (
-        f"echo hello > /index.html; {python} -c '{ANSWERS}' & httpd -p 8080 -h /; echo up; exec httpd -f -p 80 -h /"
+        f"echo hello > /index.html; {python} -c '{ANSWERS}' & httpd -p 8080 -h /; "
+        "dd if=/dev/zero of=/much bs=1M count=4 conv=fsync 2>/dev/null; echo up; exec httpd -f -p 80 -h /"
     )
     # The image has no program that answers over UDP: it is lent the Python of this machine.
     lent = [VolumeMount(host_path=path, container_path=path, read_only=True) for path in lent_directories()]
@@ -104,6 +108,7 @@ async def test_ports_lead_into_the_container(open_containers: OpenContainers) ->
     assert usage is not None
     assert usage.net_rx_bytes > 0
     assert usage.net_tx_bytes > 0
+    assert usage.disk_write_bytes >= 4 << 20
 
 
 async def test_the_container_is_what_the_spec_says(
@@ -216,6 +221,22 @@ async def test_the_healthcheck_of_an_image_is_run_by_the_agent(
     known = await following.inspect(RunId("web-1"))
     assert known is not None
     assert known.readiness == readiness
+
+
+async def test_an_engine_is_found_by_docker_host_over_tcp(engine: Engine, owner: Owner, tmp_path: Path) -> None:
+    with engine_service(engine, port=free_port()) as address:
+        finder = EngineFinder(tmp_path / "p", {"DOCKER_HOST": address}, clock=SystemClock())
+        runtime = ContainerRuntime(tmp_path / "agent", clock=SystemClock(), owner=owner, connect=finder.connect)
+        try:
+            await runtime.open()
+            await runtime.start(request("echo up; exec sleep 1000"))
+            assert await wait_output(runtime, b"up\n") == b"up\n"
+            assert await runtime.run_probe(RunId("web-1"), ("test", "-e", "/bin/sh"), timeout=20.0)
+            assert (await runtime.stop(RunId("web-1"))).ended_by == "stop"
+        finally:
+            await runtime.close()
+            await finder.close()
+    assert not (tmp_path / "p").exists(), "no Podman service of its own was started"
 
 
 async def test_an_agent_sees_only_what_is_its_own(

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.runtimes import cgroups
+from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.guard.client import GUARDS, Guard
+from shoal.runtimes.guard.table import GuardTable
 from tests.e2e.runtimes.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -149,3 +152,42 @@ async def test_the_next_agent_takes_up_the_guards(
     following.extend((container_id,), in_seconds(0.2))
     await wait_until(lambda: not is_alive(pid))
     await following.close()
+
+
+async def test_guards_with_nothing_to_guard_end_with_their_agent(
+    guard: Guard, start_container: Callable[[], Container], tmp_path: Path
+) -> None:
+    container_id, _ = start_container()
+    await guard.protect(container_id, in_seconds(600))
+    guard.release(container_id)
+    pids = guard_pids(tmp_path / "guard")
+    assert all(is_alive(pid) for pid in pids)
+    await guard.close()
+    await wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("is_first", ["the file", "the deadline"])
+async def test_a_guard_without_a_file_ends_when_its_containers_have(
+    start_container: Callable[[], Container], tmp_path: Path, is_first: str
+) -> None:
+    """No agent can find it any more, and what it guarded is dead."""
+    container_id, pid = start_container()
+    table, path = GuardTable.create(), tmp_path / "guard0"
+    slot = table.add(container_id, LinuxClock().boottime() + 600)
+    command = [sys.executable, "-m", "shoal.runtimes.guard", str(path), str(table.handle), "0.1"]
+    assert subprocess.run(command, pass_fds=(table.handle,), check=True, capture_output=True).stdout == b"ready\n"
+    guard = int(path.read_text().split()[0])
+    try:
+        if is_first == "the file":
+            path.unlink()
+        table.extend(slot, LinuxClock().boottime(), now=LinuxClock().boottime())
+        os.kill(guard, signal.SIGUSR1)
+        await wait_until(lambda: not is_alive(pid))
+        if is_first == "the deadline":
+            assert is_alive(guard)
+            path.unlink()
+        await wait_until(lambda: not is_alive(guard))
+    finally:
+        if is_alive(guard):
+            os.kill(guard, signal.SIGKILL)
+        table.close()

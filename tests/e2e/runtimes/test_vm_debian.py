@@ -46,6 +46,10 @@ mounts:
 runcmd:
 - [sh, -c, "echo configured by $(hostname) >/run/configured"]
 """
+VENDOR_DATA = """\
+#cloud-config
+write_files: [{path: /etc/vendor-word, content: from the vendor}]
+"""
 
 
 def make_key(folder: Path) -> str:
@@ -80,13 +84,15 @@ def debian(key: str) -> VmSpec:
         kernel=guests.kernel,
         initrd=guests.initrd,
         kernel_args=DEBIAN_ARGS,
-        disks=(VmDisk(size_gb=2), VmDisk(size_gb=1, mount_point="/data")),
+        disks=(VmDisk(size_gb=2), VmDisk(size_gb=1, mount_point="/data", pool_name="fast")),
         managed_volumes=(ManagedVolume(name="kept", size_gb=1, mount_path="/kept"),),
         networks=(
             VmNetwork(static_ip="10.0.2.77/24", ports=(PortMapping(container_port=22, name="ssh"),)),
             VmNetwork(dhcp=True, mac="52:54:00:00:00:02"),
         ),
-        cloud_init=CloudInit(user_data=USER_DATA.format(key=key), meta_data="local-hostname: harbor"),
+        cloud_init=CloudInit(
+            user_data=USER_DATA.format(key=key), meta_data="local-hostname: harbor", vendor_data=VENDOR_DATA
+        ),
         boot=VmBoot(console="Cloud-init .* finished", tcp_port=22, guest_agent=True),
         stop=StopPolicy(grace=timedelta(seconds=120)),
     )
@@ -99,12 +105,14 @@ async def test_a_debian_guest_is_what_its_spec_says(tmp_path: Path) -> None:
     port = free_port()
     volume = tmp_path / "volume"
     volume.mkdir()
-    runtime = VmRuntime(tmp_path / "agent", clock=SystemClock(), node_id=NodeId("n1"))
+    pool = tmp_path / "pool"
+    runtime = VmRuntime(tmp_path / "agent", clock=SystemClock(), node_id=NodeId("n1"), pools={"fast": pool})
     await runtime.open()
     try:
         await runtime.start(request(spec, ports={"ssh": port}, volumes={"kept": str(volume)}))
         await wait_booted(runtime)
         await check_inside(tmp_path, port)
+        assert [path.name for path in pool.rglob("*.qcow2")] == ["disk1.qcow2"]
         await check_guest_agent(runtime)
         await check_usage(runtime)
         await check_power_down(runtime)
@@ -124,21 +132,22 @@ async def wait_booted(runtime: VmRuntime) -> None:
 
 
 async def check_inside(folder: Path, port: int) -> None:
-    """User-data, meta-data, the static address, the second interface, the mounted disks."""
+    """User-data, vendor-data, meta-data, the static address, the second interface, the mounted disks."""
     command = (
-        "cat /run/configured; ip -4 -o addr show eth0; ip -4 -o addr show eth1; cat /sys/class/net/eth1/address; "
+        "cat /run/configured; cat /etc/vendor-word; echo; "
+        "ip -4 -o addr show eth0; ip -4 -o addr show eth1; cat /sys/class/net/eth1/address; "
         "findmnt -n -o TARGET,FSTYPE /data; findmnt -n -o TARGET,FSTYPE /kept; findmnt -n -o TARGET,FSTYPE /scratch; "
         "cat /sys/block/vda/size; cat /run/cloud-init/instance-data.json"
     )
     printed = await run_in_guest(folder, port, command)
-    lines = printed.splitlines()
-    assert lines[0] == "configured by harbor"
-    assert "10.0.2.77/24" in lines[1]
-    assert "10.0.3.15/24" in lines[2]
-    assert lines[3] == "52:54:00:00:00:02"
-    assert [line.split() for line in lines[4:7]] == [["/data", "ext4"], ["/kept", "ext4"], ["/scratch", "tmpfs"]]
-    assert lines[7] == str(2 * 2097152)
-    data = json.loads("\n".join(lines[8:]))
+    first, vendor, *lines = printed.splitlines()
+    assert (first, vendor) == ("configured by harbor", "from the vendor")
+    assert "10.0.2.77/24" in lines[0]
+    assert "10.0.3.15/24" in lines[1]
+    assert lines[2] == "52:54:00:00:00:02"
+    assert [line.split() for line in lines[3:6]] == [["/data", "ext4"], ["/kept", "ext4"], ["/scratch", "tmpfs"]]
+    assert lines[6] == str(2 * 2097152)
+    data = json.loads("\n".join(lines[7:]))
     assert data["ds"]["meta_data"]["shoal"]["SHOAL_WORKLOAD_ID"] == "web"
 
 

@@ -27,7 +27,7 @@ from shoal.runtimes.vm.runtime import VmRuntime
 from shoal.testing.machines import kill_machine
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
 from tests.e2e.runtimes.processes import is_alive, keeper_of, wait_until
-from tests.e2e.runtimes.vms import request, small_guest
+from tests.e2e.runtimes.vms import MORE, READS, request, small_guest
 from tests.services.disks import fill, small_disk
 
 pytestmark = pytest.mark.e2e
@@ -251,6 +251,7 @@ async def test_disks_keep_their_data_in_every_order(open_vms: OpenVms, tmp_path:
     assert await found(replace(data, name="disk0"), logs) == ["disk0 has disk0", "disk1 has disk1"]
 
 
+@pytest.mark.long
 async def test_disks_of_an_earlier_version_keep_their_names(open_vms: OpenVms, tmp_path: Path) -> None:
     """They went by their position, and nothing was written down about them."""
     runtime = await open_vms(pools={"data": tmp_path / "data"})
@@ -313,33 +314,93 @@ async def test_a_guest_has_booted_when_every_sign_was_seen(open_vms: OpenVms) ->
     writer.close()
 
 
-async def test_a_guest_on_a_bridge_has_a_tap_device_while_it_runs(open_vms: OpenVms) -> None:
-    bridge = f"shoalt{os.getpid() % 100000}"
+#: Asks for an address on each interface, and says which one it got.
+LEASES = (
+    "# needs: network\nfor card in $(ls /sys/class/net); do test $card = lo && continue; ip link set $card up; "
+    "lease=$(udhcpc -n -q -f -i $card 2>&1 | sed -n 's/.*lease of \\([0-9.]*\\) .*/\\1/p'); "
+    'echo "$(cat /sys/class/net/$card/address) has $lease"; done'
+)
+
+
+async def test_interfaces_keep_their_addresses_in_every_order(open_vms: OpenVms) -> None:
+    runtime = await open_vms()
+    plain, fixed = VmNetwork(), VmNetwork(static_ip="10.7.0.9/24")
+    named = VmNetwork(name="data", static_ip="10.8.0.9/24")
+    numbers = iter(range(1, 100))
+
+    async def leases(*networks: VmNetwork) -> dict[str, str]:
+        """The address that the guest was given on each interface, by its MAC address."""
+        run_id = f"web-{next(numbers)}"
+        await runtime.start(request(small_guest(LEASES, networks=networks), run_id=run_id))
+        ended = await wait_ended(runtime, run_id)
+        await runtime.forget(RunId(run_id))
+        lines = [line.split() for line in ended.last_output.splitlines() if " has " in line]
+        return {words[0]: words[2] for words in lines}
+
+    before = await leases(plain, fixed)
+    assert list(before.values()) == ["10.0.2.15", "10.7.0.9"]
+    after = await leases(named, fixed, plain)
+    assert before.items() < after.items()
+    assert "10.8.0.9" in after.values()
+    runtime = await open_vms()
+    last = await leases(plain, named)
+    assert last.items() < after.items()
+
+
+#: Sends something through each interface.
+SPEAKS = (
+    "# needs: network\nfor card in eth0 eth1; do ip link set $card up; udhcpc -n -q -f -t 1 -T 1 -i $card; done; "
+    "echo spoken; exec sleep 1000"
+)
+
+
+async def test_a_guest_on_a_bridge_and_on_a_tap_device_speaks_through_both(open_vms: OpenVms) -> None:
+    """QEMU makes the tap device of the bridge, and removes it. The other one was there before, and stays."""
+    bridge, tap = (f"shoal{kind}{os.getpid() % 100000}" for kind in ("b", "t"))
+    interfaces = Path("/sys/class/net")
     made = subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True, check=False)
     if made.returncode:
         pytest.skip(f"no bridge can be made here: {made.stderr.decode()}")
     try:
+        subprocess.run(["ip", "tuntap", "add", "dev", tap, "mode", "tap"], check=True)
+        subprocess.run(["ip", "link", "set", tap, "up"], check=True)
         runtime = await open_vms()
         mac = "52:54:00:aa:bb:01"
-        await runtime.start(request(small_guest(networks=(VmNetwork(bridge=bridge, mac=mac),))))
-        ports = Path("/sys/class/net") / bridge / "brif"
+        networks = (VmNetwork(bridge=bridge, mac=mac), VmNetwork(tap=tap))
+        await runtime.start(request(small_guest(SPEAKS, networks=networks)))
+        ports = interfaces / bridge / "brif"
         assert [each.name for each in ports.iterdir()] == [tap_name(mac)]
+        await wait_output(runtime, b"spoken\n")
+        received = [int((interfaces / name / "statistics/rx_bytes").read_text()) for name in (tap_name(mac), tap)]
+        assert all(received)
         usage = await runtime.usage(RunId("web-1"))
         assert usage is not None
+        assert usage.net_tx_bytes >= sum(received)
         assert usage.memory_bytes > 0
         await runtime.stop(RunId("web-1"))
         assert list(ports.iterdir()) == []
+        assert (interfaces / tap).exists()
     finally:
-        subprocess.run(["ip", "link", "del", bridge], check=True)
+        for name in (bridge, tap):
+            subprocess.run(["ip", "link", "del", name], check=False)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Agents and keepers die
 
 
-def start_agent(data_dir: Path, *, run_id: str = "web-1", seconds: float = 0, image: Path | None = None, **env: str):
+def start_agent(
+    data_dir: Path,
+    *,
+    run_id: str = "web-1",
+    seconds: float = 0,
+    image: Path | None = None,
+    successor: str = "",
+    **env: str,
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.e2e.runtimes.vm_agent", data_dir, run_id, str(seconds)]
     command += [f"file://{image}", sha256_of(image)] if image is not None else ["", ""]
+    command += [successor] if successor else []
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env})
 
 
@@ -363,10 +424,40 @@ async def test_an_agent_that_is_killed_while_it_starts_a_guest_leaves_one_or_non
     info = await runtime.start(request(spec))
     assert info.phase is RunPhase.RUNNING
     assert guests_of(data_dir) == (before or [info.pid]) == [info.pid]
-    await wait_output(runtime, b"up\n")
+    if point in ("vm.disk.made", "vm.start.after"):  # with what the killed agent had made
+        await wait_output(runtime, b"up\n")
     # Another run of the workload is refused while this one goes on.
     with pytest.raises(RunError, match="has not ended"):
         await runtime.start(request(spec, run_id="web-2"))
+
+
+#: Where an agent is killed while one guest replaces another, and the run that is left then.
+REPLACE_POINTS = [
+    pytest.param("vm.disk.made=kill@2", None, marks=pytest.mark.long),
+    pytest.param("vm.start.before=kill@2", None),
+    pytest.param("vm.start.after=kill@2", "web-2"),
+]
+
+
+@pytest.mark.parametrize(("fault", "left"), REPLACE_POINTS)
+async def test_an_agent_that_is_killed_while_it_replaces_a_guest_leaves_one_or_none(
+    data_dir: Path, open_vms: OpenVms, image: Path, *, fault: str, left: str | None
+) -> None:
+    agent = start_agent(data_dir, image=image, successor="web-2", SHOAL_FAULTS=fault)
+    assert agent.stdout is not None
+    assert (agent.stdout.read(), agent.wait()) == ("", -signal.SIGKILL)
+    agent.stdout.close()
+    runtime = await open_vms()
+    running = [run.run_id for run in await runtime.list_runs() if run.phase is RunPhase.RUNNING]
+    assert running == ([left] if left else [])
+    # The agent goes on with what it has not done yet.
+    ended = await runtime.stop(RunId("web-1"))
+    assert ended is not None
+    assert ended.ended_by == "stop"
+    root = VmDisk(image=f"file://{image}", sha256=sha256_of(image))
+    info = await runtime.start(request(small_guest(READS, disks=(root, MORE)), run_id="web-2"))
+    assert guests_of(data_dir) == [info.pid]
+    await wait_output(runtime, b"from the first run\n")
 
 
 async def test_a_guest_outlives_agent_and_keeper_and_is_one_of_its_kind(data_dir: Path, open_vms: OpenVms) -> None:
@@ -392,7 +483,7 @@ async def test_a_guest_outlives_agent_and_keeper_and_is_one_of_its_kind(data_dir
     assert is_alive(record.pid)
 
 
-@pytest.mark.parametrize("frozen", ["agent", "agent+keeper"])
+@pytest.mark.parametrize("frozen", [pytest.param("agent", marks=pytest.mark.long), "agent+keeper"])
 async def test_an_at_most_one_guest_ends_at_its_deadline_whatever_is_stopped(data_dir: Path, frozen: str) -> None:
     agent = start_agent(data_dir, seconds=4.0)
     assert agent.stdout is not None

@@ -46,6 +46,13 @@ def name_of(pid: int) -> str:
     return (procfs.PROC / str(pid) / "comm").read_text().strip()
 
 
+def waits(pid: int) -> bool:
+    """Whether a process has taken up every SIGCHLD that was sent to it, and sleeps again."""
+    status = dict(line.split(":\t", 1) for line in (procfs.PROC / str(pid) / "status").read_text().splitlines())
+    pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+    return status["State"].startswith("S") and not pending & 1 << (signal.SIGCHLD - 1)
+
+
 @pytest.fixture
 def stop_process() -> Iterator[object]:
     """Stops processes with SIGSTOP, and lets them go on after the test."""
@@ -83,6 +90,8 @@ async def test_a_run_ends_at_its_deadline_whoever_is_stopped(
     agent = start_agent({"run_id": "one-1", "script": f"echo up; {DEAF}", "ends_once_up": 3.0})
     (record,) = read_run_records(data_dir)
     pids = {"agent": agent.pid, "keeper": keeper_of(data_dir), "watchdog": parent_of(record.pid)}
+    # The deadline came nearer a moment ago: the watchdog was told, and may not have set its timer yet.
+    await wait_until(lambda: waits(pids["watchdog"]))
     for each in who:
         stop_process(pids[each])
     await wait_until(lambda: not is_alive(record.pid))

@@ -8,11 +8,15 @@ from typing import Any
 
 from shoal.core.clock import SystemClock
 from shoal.core.ids import RunId, WorkloadId
-from shoal.model.workloads import CloudInit, StopPolicy, VmSpec
+from shoal.model.workloads import CloudInit, StopPolicy, VmDisk, VmSpec
 from shoal.runtimes.base import RunRequest
 from tests.services.guests import KERNEL_ARGS, find_guests
 
 FOREVER = "echo up; exec sleep 1000"
+#: Leaves something on its first disk, and says what is there.
+WRITES = "echo from the first run | dd of=/dev/vda conv=fsync 2>/dev/null; echo written; exec sleep 1000"
+READS = "head -c 18 /dev/vda; echo; exec sleep 1000"
+MORE = VmDisk(size_gb=1, name="more")
 QUICK = StopPolicy(grace=timedelta(milliseconds=100))
 
 

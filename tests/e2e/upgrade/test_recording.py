@@ -45,7 +45,7 @@ def test_this_version_is_recorded_like_the_ones_before(tmp_path: Path, postgres_
         then, seen = before.picture(dialect), now.picture(dialect)
         for part in ("nodes", "workloads", "groups"):
             assert seen[part].keys() == then[part].keys()
-        # The same wishes have the same revisions: they are hashes of the exact bytes of their specs.
+        # The same requests have the same revisions: they are hashes of the exact bytes of their specs.
         for name, facts in then["workloads"].items():
             assert seen["workloads"][name]["revision"] == facts["revision"], name
             assert seen["workloads"][name]["spec"] == facts["spec"], name

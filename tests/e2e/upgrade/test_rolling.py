@@ -1,4 +1,4 @@
-"""docs/upgrade.md, step by step: a fleet that serves and takes wishes while each of its programs is replaced.
+"""docs/upgrade.md, step by step: a fleet that serves and takes requests while each of its programs is replaced.
 
 What is replaced is this version by itself, on the database of the version before; versions side by side are in
 `test_side_by_side.py`.
@@ -56,7 +56,7 @@ class Requests:
                 raise AssertionError(f"a wish was refused: {self._task.exception()!r}")
             return self.acknowledged >= target
 
-        await until(reached, what="more wishes are acknowledged")
+        await until(reached, what="more requests are acknowledged")
 
 
 async def get(url: str) -> tuple[int, dict]:

@@ -82,7 +82,7 @@ async def test_everything_lies_in_its_own_schema(store, url):
     assert {schema for schema, _table in rows} == {"shoal"}
     assert {table for _schema, table in rows} == {
         *("nodes", "workloads", "groups", "observations", "events", "meta", "leadership", "schema_migrations"),
-        *("join_tokens", "revocations", "secrets", "coordination_nodes", "coordination_sessions"),
+        *("join_tokens", "revocations", "secrets", "jobs", "coordination_nodes", "coordination_sessions"),
     }
 
 

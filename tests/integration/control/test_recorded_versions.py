@@ -43,7 +43,10 @@ from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
 from shoal.control.store.migrate import find_migrations
 from shoal.control.store.select import FILE_NAME, open_store
+from shoal.jobs.engine import Engines
 from shoal.model.events import RENAMED
+from shoal.model.jobs import JobState
+from shoal.services import ServiceEngine
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.wire import pb
 from shoal.wire.channel import GrpcTransport
@@ -90,7 +93,7 @@ async def control_plane(folder: Path, database: str, *, lease: timedelta = timed
         lease=lease,
     )
     transport = GrpcTransport()
-    plane = ControlPlane(settings, transport=transport)
+    plane = ControlPlane(settings, transport=transport, engines=Engines({"service": ServiceEngine()}))
     try:
         await plane.start(http=False)
         async with Client([plane.address], transport) as client:
@@ -105,6 +108,7 @@ def same(seen: dict, recorded: dict) -> None:
         assert seen[part].keys() == recorded[part].keys()
         for name, facts in recorded[part].items():
             assert seen[part][name] == facts, f"{part} {name}"
+    assert seen["jobs"] == recorded.get("jobs", {})  # there were none before format 5
     events = [[cursor, RENAMED.get(kind, kind), subject] for cursor, kind, subject in recorded["events"]]
     assert seen["events"][: len(events)] == events
 
@@ -146,6 +150,10 @@ async def test_everything_goes_on(version: RecordedVersion, dialect: str, databa
             assert again.generation > before["web"]
             await client.delete("box")
             await until(lambda: _gone(client, "box"))
+            if version.picture(dialect).get("jobs"):
+                await client.wait_for_job("shop", lambda job: job.state is JobState.RUNNING, timeout=60)
+                await client.rescale_job("shop", 3)
+                await until(lambda: _is(client, "shop-2", "Running"))
         finally:
             await hollow.stop()
 

@@ -173,11 +173,11 @@ def test_a_killed_coordinator_leaves_no_host_and_the_next_goes_on(jobs):
     where = tempfile.mkdtemp(prefix="shoal-test-")
     job = jobs(SHOAL_FAULTS="dataflow.manifest.after=kill@1", SHOAL_TEST_JOB="killed", TMPDIR=where)
     job.wait_running()
-    assert processes_of("killed", "shoal.dataflow.execution.host_process")
+    assert processes_of("killed", "shoal.dataflow.execution.hosts.host_process")
     assert processes_of("killed", "shoal.runtimes.keeper")
     job.process.wait(LONG)
     assert job.process.returncode == -signal.SIGKILL
-    wait_until(lambda: not processes_of("killed", "shoal.dataflow.execution.host_process"))
+    wait_until(lambda: not processes_of("killed", "shoal.dataflow.execution.hosts.host_process"))
     wait_until(lambda: not processes_of("killed", "shoal.runtimes.keeper"))
     assert list(Path(where).rglob("run-*")), "a killed process cannot clear up"
     again = jobs(TMPDIR=where)

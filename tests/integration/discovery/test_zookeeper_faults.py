@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 
@@ -145,7 +146,10 @@ async def test_a_frozen_server_loses_no_registration(server: ZookeeperServer) ->
         await fleet.quiet()
 
 
-async def test_a_session_that_another_client_ended_is_replaced(server: ZookeeperServer) -> None:
+async def test_a_session_that_another_client_ended_is_replaced(
+    server: ZookeeperServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with world(store_at(server.hosts), store_at(server.hosts, 30)) as fleet:
         before = fleet.store.session_id
         await asyncio.to_thread(expire, server.hosts, fleet.store._client.client_id)
@@ -153,6 +157,8 @@ async def test_a_session_that_another_client_ended_is_replaced(server: Zookeeper
         await fleet.settled()
         assert fleet.store.session_id != before
         await fleet.quiet()
+    said = {record.getMessage() for record in caplog.records if record.name.startswith("shoal.discovery.zookeeper")}
+    assert said >= {f"ZooKeeper at {server.hosts}: {words}" for words in ("connected", "the session is over")}
 
 
 async def test_a_partition_removes_addresses_at_the_session_timeout(server: ZookeeperServer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import multiprocessing.process
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +56,32 @@ def make_writes(width: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def torture(folder: Path, batches: int, *, width: int, count: int) -> None:
+@contextlib.contextmanager
+def ended(processes: Sequence[multiprocessing.process.BaseProcess]) -> Iterator[None]:
+    """Processes that were started in the block do not outlive it, also when it fails."""
+    try:
+        yield
+    finally:
+        for each in processes:
+            if each.pid is not None and each.exitcode is None:
+                each.kill()
+                each.join()
+
+
+def torture(folder: Path, batches: int, *, width: int, count: int, patience: float = 100.0) -> None:
     """Insert, overwrite, remove, expire and insert again until the readers are done."""
     slices = (SliceSettings(width, optimizer=Sgd()),)
     settings = TableSettings(slices, shards=2, expiry=ExpirySettings(3))
     context = multiprocessing.get_context("spawn")
     answers, go = context.Queue(), context.Event()
     writes = make_writes(width, count)
-    with EmbeddingTable(settings, memory=SharedMemory(folder)) as table:
-        readers = [
-            context.Process(target=read_some, args=(str(folder), answers, go, (count, batches), seed))
-            for seed in (1, 2)
-        ]
+    readers = [
+        context.Process(target=read_some, args=(str(folder), answers, go, (count, batches), seed)) for seed in (1, 2)
+    ]
+    with EmbeddingTable(settings, memory=SharedMemory(folder)) as table, ended(readers):
         for each in readers:
             each.start()
-        assert [answers.get(timeout=100) for _ in readers] == [READY, READY]
+        assert [answers.get(timeout=patience) for _ in readers] == [READY, READY]
         go.set()
         number = 0
         while answers.qsize() < len(readers) and all(each.exitcode in (None, 0) for each in readers):
@@ -78,9 +91,9 @@ def torture(folder: Path, batches: int, *, width: int, count: int) -> None:
                 table.remove(ids[:32])
                 table.expire_some(512)
             number += 1
-        found = [answers.get(timeout=100) for _ in readers]
+        found = [answers.get(timeout=patience) for _ in readers]
         for each in readers:
-            each.join(60)
+            each.join(patience)
         assert [each.exitcode for each in readers] == [0, 0]
         assert table.statistics().removed > 0
     for each in found:

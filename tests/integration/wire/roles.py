@@ -7,9 +7,11 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Artifacts,
     Coordination,
     Credentials,
     Enrollment,
+    Jobs,
     Secrets,
     ServingAgent,
     WorkloadExec,
@@ -74,11 +76,22 @@ ALLOWED = {
     WorkloadExec: {"Exec": {OPERATOR}},
     AgentExec: {"Exec": {CONTROL}},
     Secrets: {"SetSecret": {OPERATOR}, "ListSecrets": {OPERATOR}, "DeleteSecret": {OPERATOR}},
+    Jobs: {
+        name: {OPERATOR}
+        for name in ("Submit", "Get", "List", "Watch", "Cancel", "Savepoint", "Resume", "Rescale", "Upgrade")
+    }
+    | {"Report": {WORKLOAD}},
+    Artifacts: {"Upload": {OPERATOR}, "Download": {OPERATOR, AGENT, WORKLOAD}},
     ServingAgent: {name: set(Role) for name in ("GetReplicas", "GetResource", "HeartBeat")},
 }
 
 #: What a caller that is allowed to sends: conditions look at these fields.
-FIELDS = {"RegisterNode": {"node_id": NODE}, "Heartbeat": {"node_id": NODE}, "ApplyGroup": {"group_id": JOB}}
+FIELDS = {
+    "RegisterNode": {"node_id": NODE},
+    "Heartbeat": {"node_id": NODE},
+    "ApplyGroup": {"group_id": JOB},
+    "Report": {"job_id": JOB, "node_id": NODE},
+}
 
 #: What a role may call and may not send, because it would speak for another.
 FOR_OTHERS = [
@@ -86,6 +99,8 @@ FOR_OTHERS = [
     (AGENT, AgentControl.REGISTER_NODE, {}),
     (AGENT, AgentControl.HEARTBEAT, {"node_id": "n2"}),
     (WORKLOAD, AgentControl.APPLY_GROUP, {"group_id": "others"}),
+    (WORKLOAD, Jobs.REPORT, {"job_id": "others", "node_id": NODE}),
+    (WORKLOAD, Jobs.REPORT, {"job_id": JOB, "node_id": "n2"}),
 ]
 
 OK = "ok"

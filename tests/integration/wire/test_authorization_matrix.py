@@ -19,7 +19,7 @@ from shoal.wire import methods as table
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.grpcio import aio, grpc
 from shoal.wire.health import CHECK, WATCH
-from shoal.wire.methods import AgentControl, AgentService, methods_of
+from shoal.wire.methods import AgentControl, AgentService, Jobs, methods_of
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
 from shoal.wire.security import MutualTls
 from shoal.wire.transport import Cardinality, Service
@@ -183,12 +183,13 @@ async def test_health_and_reflection_are_for_everyone_of_the_cluster(issued, kin
     ids=lambda value: getattr(value, "name", ""),
 )
 async def test_nobody_speaks_for_another(issued, role, method, fields):
-    handlers = Everything(methods_of(AgentControl))
+    methods = (*methods_of(AgentControl), *methods_of(Jobs))
+    handlers = Everything(methods)
     server = await GrpcTransport(security=issued.server[AgentControl]).serve(
-        "127.0.0.1:0", [Service(methods_of(AgentControl), handlers)]
+        "127.0.0.1:0", [Service(methods, handlers)]
     )
     channel = GrpcTransport(security=issued.clients["good", role]).connect(server.address)
-    with pytest.raises(DeniedError, match=r"own (node|group) only") as caught:
+    with pytest.raises(DeniedError, match=r"own (node|group|job) only|on node") as caught:
         await channel.call(method, method.request(**fields))
     assert caught.value.facts["role"] == role
     assert not handlers.served

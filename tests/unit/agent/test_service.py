@@ -301,6 +301,8 @@ async def test_orphans_are_shown_in_health_and_are_no_illness(tmp_path):
     agent = await it.start(control=(), standalone=True)
     code, body = agent.health()
     assert (code, body["orphans"]) == (200, ["x.1"])
+    keys = ("agent_id", "running", "active_tasks", "available_slots", "total_slots")
+    assert [body[key] for key in keys] == [body["node_id"], True, 0, body["total_slots"], body["total_slots"]]
     await agent.stop()
     assert it.machine.alive("x")
 

@@ -135,6 +135,22 @@ def test_what_cannot_be_measured_is_said_in_one_line(places, monkeypatch, capsys
     assert not places["folder"].exists()
 
 
+def test_a_part_alone_takes_the_place_of_its_own_figures(places, monkeypatch, capsys) -> None:
+    assert main(["--only", "control"], **places) == 0
+    with_part = replace(area(), parts={"rare": lambda run, _note: {"rare": 40.0 + run, "echo": 6.0}})
+    monkeypatch.setattr(areas, "load", lambda _name: with_part)
+    assert main(["--only", "control", "--part", "rare", "--runs", "2"], **places) == 0
+    found = runner.read(places["folder"] / "control.json")
+    assert found.values == {"latency": [12.0, 10.0, 14.12], "echo": [6.0, 6.0], "rare": [40.0, 41.0]}
+    assert [each.value for each in found.figures] == [12.0, 6.0, 40.5]
+    assert found.notes[0] == "It rained."
+    assert "runs: 2. These are `rare`, `echo`." in found.notes[1]
+    assert main(["--only", "control", "--part", "common"], **places) == 1
+    assert "must be one of: rare" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--part", "rare"])
+
+
 def test_an_unknown_area_is_wrong_usage(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--only", "nonsense"])

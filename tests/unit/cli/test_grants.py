@@ -83,6 +83,18 @@ def test_grants_are_made_listed_and_revoked(shoal, runner, kit):
     assert runner.run(stored()) == ("agent:n1",)
 
 
+def test_what_changed_as_json(shoal):
+    granted = {"path": "/gip", "to": "workload:serving"}
+    for new in (True, False):
+        code, out, err = shoal("grant", "create", "/gip", "--to", "workload:serving", "--json")
+        assert (code, json.loads(out), err) == (0, granted | {"created": new}, "")
+    code, out, err = shoal("grant", "revoke", "/gip", "--to", "workload:serving", "--json")
+    assert (code, json.loads(out), err) == (0, granted | {"revoked": True}, "")
+    code, out, err = shoal("grant", "revoke", "/gip", "--to", "workload:serving", "--json")
+    assert (code, out) == (1, "")
+    assert "not found" in err
+
+
 @pytest.mark.parametrize(
     ("path", "who", "said"),
     [

@@ -99,14 +99,19 @@ def values(series: FlowSeries) -> dict[str, float]:
 def test_counters_go_on_when_steps_begin_anew():
     series = FlowSeries(MetricRegistry())
     checkpoints = CheckpointCounts(completed=4, failed=1, last_number=4, last_bytes=99, last_seconds=0.5, age=2.0)
-    series.update("large", metrics(counts(), checkpoints=checkpoints), 10 * SECOND)
-    series.update("large", metrics(counts(rows=3, received=2), checkpoints=checkpoints, recoveries=1), 11 * SECOND)
+    figures = {"received_bytes": 80, "busy_seconds": 2.0, "backpressured_seconds": 0.5}
+    series.update("large", metrics(counts(**figures), checkpoints=checkpoints), 10 * SECOND)
+    anew = counts(rows=3, received=2, **figures | {"busy_seconds": 1.5})
+    series.update("large", metrics(anew, checkpoints=checkpoints, recoveries=1), 11 * SECOND)
     found = values(series)
     labels = '{dataflow="large",step="map-1"}'
     assert found[f"shoal_dataflow_rows_emitted_total{labels}"] == 13
     assert found[f"shoal_dataflow_rows_received_total{labels}"] == 22
     assert found[f"shoal_dataflow_watermark_lag_seconds{labels}"] == 6
     assert found[f"shoal_dataflow_queue_bytes{labels}"] == 7
+    assert found[f"shoal_dataflow_bytes_received_total{labels}"] == 80
+    assert found[f"shoal_dataflow_busy_seconds_total{labels}"] == 3.5
+    assert found[f"shoal_dataflow_backpressured_seconds_total{labels}"] == 0.5
     assert found['shoal_dataflow_state_entries{dataflow="large",kind="keys",step="map-1"}'] == 3
     assert found['shoal_dataflow_rows_left_out_total{dataflow="large",kind="late",step="map-1"}'] == 1
     assert found['shoal_dataflow_checkpoints_total{dataflow="large",result="completed"}'] == 4

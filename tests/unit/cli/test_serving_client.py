@@ -117,7 +117,7 @@ def test_a_profile(shoal):
     code, out, _ = shoal(*words, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["calls"] > 3
+    assert found["calls"] >= 3, "each of those that call side by side has called"
     assert found["errors"] == 0
     assert 0 < found["p50_ms"] <= found["p99_ms"]
     code, out, _ = shoal(*words)

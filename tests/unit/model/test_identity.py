@@ -103,13 +103,17 @@ def test_two_servers_share_a_name_only_if_a_caller_may_take_them_for_each_other(
         return
     assert one.role is other.role
     assert one.cluster == other.cluster
-    assert one.role is Role.CONTROL or one.name == other.name
+    match one.role:
+        case Role.WORKLOAD:
+            assert one.job == other.job
+        case Role.AGENT:
+            assert one.name == other.name
 
 
 @given(identities)
 def test_a_server_name_can_be_a_host_name(identity):
     name = own_server_name(identity)
-    if identity.role in (Role.OPERATOR, Role.WORKLOAD):
+    if identity.role is Role.OPERATOR:
         assert name is None
         return
     assert name == name.lower()
@@ -120,6 +124,7 @@ def test_a_server_name_can_be_a_host_name(identity):
 def test_server_names_are_readable_where_they_can_be():
     assert CONTROL_PLANE.server_name("blue") == "control.blue.shoal"
     assert Peer(Role.AGENT, "node-1").server_name("blue") == "node-1.node.blue.shoal"
+    assert own_server_name(workload_identity("blue", job="clicks", node="n1")) == "clicks.job.blue.shoal"
 
 
 @pytest.mark.parametrize("node_id", ["Node-1", "a.b", "a_b", "x-1", "n" * 64])

@@ -24,7 +24,15 @@ from shoal.wire.methods import (
 from shoal.wire.pb.monolith.serving import agent_service_pb2
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import coordination_pb2, enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import (
+    artifacts_pb2,
+    coordination_pb2,
+    enrollment_pb2,
+    exec_pb2,
+    jobs_pb2,
+    run_pb2,
+    secrets_pb2,
+)
 from shoal.wire.transport import Cardinality
 
 CONTROL = {
@@ -267,7 +275,9 @@ SHOAL = {
     "ProcessSpec": """
         1 command string*, 2 env <string,string>, 3 working_dir string, 4 args string*, 5 user string,
         6 restart RestartPolicy, 7 readiness Readiness, 8 stop StopPolicy, 9 ports NamedPort*, 10 clear_env bool,
-        11 env_from_secrets <string,string>, 12 identity bool, 100 liveness Liveness, 101 files File*""",
+        11 env_from_secrets <string,string>, 12 identity bool, 100 liveness Liveness, 101 files File*,
+        102 artifacts Artifact*""",
+    "Artifact": "1 sha256 string, 2 path string",
     "File": "1 path string, 2 content string, 3 secret string, 4 mode int32",
     "ContainerOptions": """
         1 init bool, 2 user string, 3 working_dir string, 4 stop StopPolicy, 5 pull_policy string, 6 ulimits Ulimit*,
@@ -282,7 +292,7 @@ SHOAL = {
         6 boot VmBoot, 7 stop StopPolicy, 8 restart RestartPolicy, 9 retain_policy string""",
     "VmBoot": "1 console string, 2 tcp_port int32, 3 guest_agent bool, 4 deadline_ms int64",
     "VmDiskOptions": "1 image string, 2 sha256 string, 3 format string, 4 read_only bool, 5 path string, 6 name string",
-    "VmNetworkOptions": "1 tap string, 2 mac string, 3 ports PortForward*",
+    "VmNetworkOptions": "1 tap string, 2 mac string, 3 ports PortForward*, 4 name string",
     "PortForward": "1 guest_port int32, 2 host_port int32, 3 protocol string, 4 name string",
     "RestartPolicy": """
         1 policy string, 2 max_retries int32, 3 delay_ms int64, 4 max_delay_ms int64, 5 healthy_after_ms int64""",
@@ -341,6 +351,41 @@ SECRETS = {
     "DeleteSecretRequest": "1 name string",
     "DeleteSecretResponse": "",
     "SecretView": "1 name string, 2 created_at Timestamp, 3 updated_at Timestamp, 4 revision int64",
+}
+
+JOBS = {
+    "SubmitJobRequest": "1 job_id string, 2 engine string, 3 spec bytes, 4 client_key string",
+    "SubmitJobResponse": "1 job JobView, 2 created bool",
+    "GetJobRequest": "1 job_id string",
+    "GetJobResponse": "1 job JobView, 2 reports <string,bytes>",
+    "ListJobsRequest": "1 engine string, 2 page_size int32, 3 page_token string",
+    "ListJobsResponse": "1 jobs JobView*, 2 next_page_token string",
+    "WatchJobRequest": "1 job_id string",
+    "CancelJobRequest": "1 job_id string",
+    "SavepointJobRequest": "1 job_id string, 2 stop bool",
+    "ResumeJobRequest": "1 job_id string",
+    "RescaleJobRequest": "1 job_id string, 2 width int32, 3 operator string",
+    "UpgradeJobRequest": "1 job_id string, 2 spec bytes",
+    "ReportJobRequest": """
+        1 job_id string, 2 workload_id string, 3 node_id string, 4 revision_id string, 5 report bytes,
+        6 read string*""",
+    "ReportJobResponse": """
+        1 state string, 2 desired string, 3 action string, 4 request_number int64, 5 stop bool,
+        6 reports <string,bytes>""",
+    "JobResponse": "1 job JobView",
+    "JobView": """
+        1 job_id string, 2 engine string, 3 format int32, 4 state string, 5 desired string, 6 message string,
+        7 transition int64, 8 request JobRequestView, 9 workload_ids string*, 10 spec bytes, 11 progress bytes,
+        12 created_at Timestamp, 13 updated_at Timestamp, 14 state_at Timestamp, 15 taken_request int64""",
+    "JobRequestView": "1 action string, 2 number int64, 3 width int32, 4 operator string, 5 stop bool, 6 cause string",
+}
+
+ARTIFACTS = {
+    "UploadArtifactRequest": "1 start ArtifactStart, 2 data bytes",
+    "ArtifactStart": "1 sha256 string, 2 size int64",
+    "UploadArtifactResponse": "1 stored bool",
+    "DownloadArtifactRequest": "1 sha256 string",
+    "DownloadArtifactResponse": "1 size int64, 2 data bytes",
 }
 
 EXEC = {
@@ -410,9 +455,11 @@ FILES = (
     run_pb2,
     enrollment_pb2,
     secrets_pb2,
+    jobs_pb2,
     exec_pb2,
     agent_service_pb2,
     coordination_pb2,
+    artifacts_pb2,
 )
 
 
@@ -459,8 +506,25 @@ def _actual(descriptor):
 
 @pytest.mark.parametrize(
     ("file", "table"),
-    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, EXEC, SERVING_AGENT, COORDINATION), strict=True)),
-    ids=["control", "agent", "shoal", "enrollment", "secrets", "exec", "serving agent", "coordination"],
+    list(
+        zip(
+            FILES,
+            (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, JOBS, EXEC, SERVING_AGENT, COORDINATION, ARTIFACTS),
+            strict=True,
+        )
+    ),
+    ids=[
+        "control",
+        "agent",
+        "shoal",
+        "enrollment",
+        "secrets",
+        "jobs",
+        "exec",
+        "serving agent",
+        "coordination",
+        "artifacts",
+    ],
 )
 def test_every_message_is_as_it_was_published(file, table):
     messages = file.DESCRIPTOR.message_types_by_name

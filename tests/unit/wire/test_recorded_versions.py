@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from scripts.record_version import contract
 from shoal.testing.messages import messages
 from shoal.wire import pb
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Jobs, Secrets, methods_of
 from tests.services.versions import RecordedVersion, recorded_versions
 
 VERSIONS = recorded_versions()
-SERVICES = (AgentControl, AgentService, Credentials, Enrollment, Secrets)
+SERVICES = (AgentControl, AgentService, Credentials, Enrollment, Jobs, Secrets)
 METHODS = {f"{m.service}.{m.name}": m for service in SERVICES for m in methods_of(service)}
 EVERY = pytest.mark.parametrize("version", VERSIONS, ids=str)
 

@@ -11,7 +11,7 @@ without such streams gets unary calls. After the agent's certificate was replace
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -19,8 +19,9 @@ from google.protobuf.message import Message
 from shoal.agent.contact.stream import ControlStream
 from shoal.core.errors import NotLeaderError, UnavailableError, UnsupportedError
 from shoal.model.identity import CONTROL_PLANE
-from shoal.wire.methods import AgentControl, Credentials
+from shoal.wire.methods import AgentControl, Artifacts, Credentials
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1 import artifacts_pb2 as artifacts
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.routes import MAX_HOPS, ControlAddresses
 from shoal.wire.serving import RpcObserver
@@ -197,6 +198,21 @@ class ControlClient:
         return await self._at_leader(
             lambda: self._call(Credentials.ISSUE_WORKLOAD_CERTIFICATE, request, DEFAULT_TIMEOUT)
         )
+
+    async def download_artifact(self, digest: str) -> AsyncIterator[artifacts.DownloadArtifactResponse]:
+        """A blob that a workload of this node names: its size, then its content in parts."""
+        request = artifacts.DownloadArtifactRequest(sha256=digest)
+        for _ in range(MAX_HOPS):
+            try:
+                async for answer in self._connected().stream(Artifacts.DOWNLOAD, request):
+                    yield answer
+            except NotLeaderError as refused:  # it says so before anything else
+                if not self._addresses.follow(refused):
+                    raise
+                await self.close()
+            else:
+                return
+        raise UnavailableError("no control plane leads")
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> ResponseT:
         return await self._connected().call(method, request, timeout=timeout)

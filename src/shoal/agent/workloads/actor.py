@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.agent.facts import (
@@ -67,6 +68,7 @@ from shoal.agent.store.database import AgentDatabase
 from shoal.agent.store.vault import Vault
 from shoal.agent.workloads import readiness
 from shoal.agent.workloads.absent import AbsentRuntime
+from shoal.agent.workloads.artifacts import ArtifactCache
 from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.ports import PortBook
@@ -82,6 +84,7 @@ from shoal.core.tasks import TaskScope, running
 from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.workloads import (
     AgentSpec,
+    ArtifactSpec,
     Body,
     Exit,
     FailureReason,
@@ -140,6 +143,8 @@ class Surroundings:
     certificates: WorkloadCertificates | None
     #: None: this agent has none to give.
     volumes: Volumes | None
+    #: None: this agent has no control plane to fetch any from.
+    artifacts: ArtifactCache | None
     #: What each run is told about itself and its node.
     identity: Callable[[WorkloadState, RunId], Mapping[str, str]]
     #: Called when a status has changed.
@@ -424,8 +429,9 @@ class WorkloadActor:
             request = replace(self._request(run_id, decided, spec, proof), ports=ports)
             # Outside of the limit on starts: what waits for a registry or an export delays no other.
             request = replace(request, volumes=await self._provide_volumes(spec.body))
+            request = replace(request, artifacts=await self._provide_artifacts(run_id, spec.body))
             if isinstance(runtime, SupportsFetch):
-                await self._fetch(runtime, request)
+                await self._show_if_long(runtime.fetch(request), run_id, "starting: fetching its images")
             async with self._around.starts[decided.intent.type]:
                 # Last: the deadline counts from now.
                 if decided.rules.needs_contact:
@@ -440,13 +446,22 @@ class WorkloadActor:
         reach("agent.start.after")
         return info
 
-    async def _fetch(self, runtime: SupportsFetch, request: RunRequest) -> None:
-        """Have everything at hand that a start needs, and say so when that takes long."""
-        async with running(runtime.fetch(request), name=f"fetch {self.workload_id}") as fetching:
+    async def _provide_artifacts(self, run_id: RunId, body: Body) -> tuple[tuple[ArtifactSpec, Path], ...]:
+        """The artifacts of a spec as files of this machine. Raises `RunError`."""
+        if not body.artifacts:
+            return ()
+        cache = self._around.artifacts
+        if cache is None:
+            raise RunError("this agent fetches no artifacts", failure=FailureReason.INVALID_SPEC)
+        return await self._show_if_long(cache.provide(body.artifacts), run_id, "starting: fetching its artifacts")
+
+    async def _show_if_long(self, work: Coroutine[Any, Any, T], run_id: RunId, words: str) -> T:
+        """Do what a start needs, and say so when that takes long."""
+        async with running(work, name=f"fetch {self.workload_id}") as fetching:
             await asyncio.wait({fetching}, timeout=_LONG_FETCH)
             if not fetching.done():
-                self.post(RunTroubled(request.run_id, "starting: fetching its images"))
-            await fetching
+                self.post(RunTroubled(run_id, words))
+            return await fetching
 
     def _request(self, run_id: RunId, decided: WorkloadState, spec: AgentSpec, proof: Mapping[str, str]) -> RunRequest:
         """What the runtime is asked to run, with the ports of the run before. Raises `RunError` without its secrets."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,7 @@ from shoal.agent.store.vault import Vault
 from shoal.agent.workloads.absent import AbsentRuntime
 from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor, ended
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, rules_of
+from shoal.agent.workloads.artifacts import ArtifactCache
 from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.disk_watch import DiskWatch
@@ -97,6 +99,8 @@ class NodeSelf:
     #: The control plane's addresses, for workloads that talk to it.
     control: tuple[str, ...] = ()
     workers_per_slot: int = 1
+    #: The host at which others reach this node.
+    address: str = ""
 
 
 class Executor:
@@ -116,8 +120,9 @@ class Executor:
         metrics: AgentMetrics | None = None,
         certificates: WorkloadCertificates | None = None,
         volumes: Volumes | None = None,
+        artifacts: ArtifactCache | None = None,
     ) -> None:
-        """Without `volumes` no workload gets a managed volume."""
+        """Without `volumes` no workload gets a managed volume, without `artifacts` no artifact."""
         self.node = node
         self.roster = Roster()
         self._database = database
@@ -143,6 +148,7 @@ class Executor:
             vault=self._vault,
             certificates=certificates,
             volumes=volumes,
+            artifacts=artifacts,
             identity=self._identity,
             changed=changed,
             forgotten=self._forgotten,
@@ -309,6 +315,11 @@ class Executor:
             and spec.process.identity
         }
 
+    def named_artifacts(self) -> frozenset[str]:
+        """The artifacts that the workloads of this agent name."""
+        specs = (actor.state.spec for actor in self.roster.actors.values())
+        return frozenset(each.sha256 for spec in specs if spec is not None for each in spec.body.artifacts)
+
     def _warn(self, workload_id: WorkloadId, message: str) -> None:
         actor = self.roster.actors.get(workload_id)
         if actor is not None:
@@ -345,7 +356,10 @@ class Executor:
         identity = {
             "SHOAL_NODE_ID": node.node_id,
             "SHOAL_HOST_ID": node.host_id,
+            "SHOAL_NODE_ADDRESS": node.address,
             "SHOAL_CONTROL": ",".join(node.control),
+            # The interpreter of the agent, for workloads that are parts of this program.
+            "SHOAL_PYTHON": sys.executable,
             "SHOAL_WORKLOAD_ID": intent.workload_id,
             "SHOAL_RUN_ID": run_id,
             "SHOAL_REVISION_ID": intent.revision_id,

@@ -140,6 +140,8 @@ class Intake:
             raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
         if command.spec.body.identity and self._around.certificates is None:
             raise UnsupportedError("this agent has no certificate itself, so it gets none for its workloads", type=kind)
+        if command.spec.body.artifacts and self._around.artifacts is None:
+            raise UnsupportedError("this agent has no control plane to fetch artifacts from", type=kind)
         if rules_of(command.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
             raise UnsupportedError(f"a {kind} cannot be stopped by a deadline: it could outlive its agent", type=kind)
 

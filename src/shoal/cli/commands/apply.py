@@ -21,7 +21,7 @@ from shoal.cli.connection.options import START, Json, OptionalTimeout, Recursive
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.errors import NotFoundError, ShoalError
-from shoal.model.documents import WorkloadDocument
+from shoal.model.documents import Document, WorkloadDocument
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -122,7 +122,7 @@ async def apply(
     return waited.exit_code
 
 
-async def _apply_one(control: ControlPlane, located: LocatedDocument) -> list[Applied]:
+async def _apply_one(control: ControlPlane, located: LocatedDocument[Document]) -> list[Applied]:
     document = located.document
     if isinstance(document, WorkloadDocument):
         outcome = await control.apply(document)

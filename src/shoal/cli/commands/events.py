@@ -55,6 +55,10 @@ async def events(
             "--group", metavar="GROUP", help="Only about this group", autocompletion=completion.complete_groups
         ),
     ] = "",
+    job: Annotated[
+        str,
+        typer.Option("--job", metavar="JOB", help="Only about this job", autocompletion=completion.complete_jobs),
+    ] = "",
     selector: SelectorText = "",
     after: Annotated[
         int | None, typer.Option("--after", min=0, metavar="CURSOR", help="Only what came after this cursor")
@@ -67,7 +71,7 @@ async def events(
     With -l, the events of workloads that have these labels now; with --follow also of those that get them later. With
     --json the answer has the cursor to continue from as `next`; with --follow each event is a line of its own.
     """
-    kinds = (("node", node), ("workload", workload), ("group", group), ("selector", selector))
+    kinds = (("node", node), ("workload", workload), ("group", group), ("job", job), ("selector", selector))
     given = {kind: name for kind, name in kinds if name}
     if len(given) > 1:
         flags = " and ".join(f"--{kind}" for kind in given)

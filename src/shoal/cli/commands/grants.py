@@ -27,7 +27,7 @@ To = Annotated[str, typer.Option("--to", metavar="WHO", help="agent, agent:NODE,
 
 
 @control_tree_command(app, "create")
-async def create(store: CoordinationStore, *, path: Path, to: To) -> None:
+async def create(store: CoordinationStore, *, path: Path, to: To, as_json: Json = False) -> None:
     """Let agents or workloads change the nodes at and below a path. Without a grant they only read.
 
     A job is a group: its members with `identity: true` have certificates in its name.
@@ -38,6 +38,9 @@ async def create(store: CoordinationStore, *, path: Path, to: To) -> None:
         new = await create_grant(store, Grant(to, path))
     except InvalidError as error:
         raise hints.renamed(error, _FLAGS) from None
+    if as_json:
+        output.json_document({"path": path, "to": to, "created": new})
+        return
     output.words(f"{to} may change {path} and below" if new else f"{to} already had a grant for {path}")
 
 
@@ -54,7 +57,7 @@ async def list_all(store: CoordinationStore, *, as_json: Json = False) -> None:
 
 
 @control_tree_command(app, "revoke")
-async def revoke(store: CoordinationStore, *, path: Path, to: To) -> None:
+async def revoke(store: CoordinationStore, *, path: Path, to: To, as_json: Json = False) -> None:
     """Take a grant back, at once. Nodes that were created stay, ephemeral ones until their session ends."""
     from shoal.discovery.grants import Grant, revoke_grant
 
@@ -62,4 +65,7 @@ async def revoke(store: CoordinationStore, *, path: Path, to: To) -> None:
         await revoke_grant(store, Grant(to, path))
     except InvalidError as error:
         raise hints.renamed(error, _FLAGS) from None
+    if as_json:
+        output.json_document({"path": path, "to": to, "revoked": True})
+        return
     output.words(f"{to} no longer has a grant for {path}")

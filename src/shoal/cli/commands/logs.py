@@ -35,6 +35,15 @@ MAX_LINE = 64 * 1024
 MAX_FOLLOWED = 64
 """How many workloads can be followed at once: each holds a stream open."""
 
+Follow = Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Wait for more output; reconnects by itself")]
+Tail = Annotated[int, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines; 0 is all")]
+Since = Annotated[
+    str, typer.Option("--since", metavar="WHEN", help="Only output since then: 10m, 2h or 2026-01-31T12:00:00Z")
+]
+Timestamps = Annotated[
+    bool, typer.Option("--timestamps", metavar="", help="Begin each line with the time of its output, in UTC")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -45,17 +54,10 @@ async def logs(
     control: ControlPlane,
     workloads: OptionalWorkloadNames = None,
     *,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", metavar="", help="Wait for more output; reconnects by itself")
-    ] = False,
-    tail: Annotated[int, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines; 0 is all")] = 0,
-    since: Annotated[
-        str,
-        typer.Option("--since", metavar="WHEN", help="Only output since then: 10m, 2h or 2026-01-31T12:00:00Z"),
-    ] = "",
-    timestamps: Annotated[
-        bool, typer.Option("--timestamps", metavar="", help="Begin each line with the time of its output, in UTC")
-    ] = False,
+    follow: Follow = False,
+    tail: Tail = 0,
+    since: Since = "",
+    timestamps: Timestamps = False,
     previous: Annotated[
         bool, typer.Option("--previous", "-p", metavar="", help="Output of the run before the last one")
     ] = False,
@@ -69,14 +71,39 @@ async def logs(
     a JSON document with the keys workload, stream, text and time.
     """
     names = await selecting.choose(control, workloads or (), selector=selector, group=group)
+    return await print_logs(
+        control,
+        names,
+        follow=follow,
+        tail=tail,
+        since=since,
+        timestamps=timestamps,
+        previous=previous,
+        prefixed=len(names) > 1 or bool(selector or group),
+        as_json=as_json,
+    )
+
+
+async def print_logs(
+    control: ControlPlane,
+    names: Sequence[str],
+    *,
+    follow: bool = False,
+    tail: int = 0,
+    since: str = "",
+    timestamps: bool = False,
+    previous: bool = False,
+    prefixed: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print the output of some workloads, and return the exit code. `prefixed`: each line begins with the id."""
     if follow and previous:
         raise InvalidError([problem("--follow and --previous", None, "only one of them can be given")])
     if follow and len(names) > MAX_FOLLOWED:
         rule = f"can follow at most {MAX_FOLLOWED} workloads, and {len(names)} match"
         raise InvalidError([problem("--follow", None, rule)], hint="narrow the selection with -l")
     since_moment = moment(since, session.clock().wall(), field="--since") if since else None
-    is_single = len(names) == 1 and not selector and not group
-    printer = Printer(prefixed=not is_single, timestamps=timestamps, as_json=as_json)
+    printer = Printer(prefixed=prefixed, timestamps=timestamps, as_json=as_json)
 
     async def read(name: str) -> int:
         pieces = control.logs(name, tail=tail, follow=follow, since=since_moment, previous=previous, times=timestamps)
@@ -85,7 +112,7 @@ async def logs(
                 async for piece in pieces:
                     printer.show(name, piece)
         except ShoalError as error:
-            if is_single:
+            if not prefixed:
                 raise
             output.fail(error)
             return session.exit_code_of(error)
@@ -93,7 +120,7 @@ async def logs(
             printer.finish(name)
         return 0
 
-    return await (_read_together(names, read) if follow and not is_single else _read_in_turn(names, read))
+    return await (_read_together(names, read) if follow and prefixed else _read_in_turn(names, read))
 
 
 async def _read_in_turn(names: Sequence[str], read: selecting.ForOne) -> int:

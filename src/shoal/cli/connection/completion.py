@@ -48,6 +48,24 @@ def complete_groups(ctx: typer.Context, incomplete: str) -> Names:
     return _ask(ctx, ask, incomplete)
 
 
+def complete_jobs(ctx: typer.Context, incomplete: str) -> Names:
+    """Job ids, with their states."""
+
+    async def ask(control: ControlPlane) -> Names:
+        return [(job.job_id, job.state.value) for job in await control.list_jobs()]
+
+    return _ask(ctx, ask, incomplete)
+
+
+def complete_services(ctx: typer.Context, incomplete: str) -> Names:
+    """Ids of services, with their states."""
+
+    async def ask(control: ControlPlane) -> Names:
+        return [(job.job_id, job.state.value) for job in await control.list_jobs(engine="service")]
+
+    return _ask(ctx, ask, incomplete)
+
+
 def _ask(ctx: typer.Context, ask: Callable[[ControlPlane], Awaitable[Names]], incomplete: str) -> Names:
     import asyncio
 

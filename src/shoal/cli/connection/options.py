@@ -107,6 +107,10 @@ Watch = Annotated[
 GroupName = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group's id", autocompletion=completion.complete_groups)
 ]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id", autocompletion=completion.complete_jobs)]
+ServiceName = Annotated[
+    str, typer.Argument(metavar="SERVICE", help="The service's id", autocompletion=completion.complete_services)
+]
 
 Config = Annotated[
     str | None, typer.Option("--config", metavar="PATH", help="A TOML file with the same names; flags win over it")

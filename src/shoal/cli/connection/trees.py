@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shoal.cli.connection.session import Connection, Surroundings, surroundings
 from shoal.core.errors import InvalidError, problem
-from shoal.wire.addresses import parse_address
 
 if TYPE_CHECKING:
     from shoal.discovery.store import CoordinationStore
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FLAG = "--zk-servers"
-RULE = "must be HOST:PORT[,HOST:PORT…], such as 127.0.0.1:2181"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +60,9 @@ class Tree:
 
 
 def _checked(servers: str) -> str:
-    addresses = []
-    for part in servers.split(","):
-        try:
-            addresses.append(str(parse_address(part.strip())))
-        except InvalidError:
-            raise InvalidError([problem(FLAG, part, RULE)]) from None
-    return ",".join(addresses)
+    from shoal.discovery.servers import parse_servers
+
+    try:
+        return str(parse_servers(servers))
+    except ValueError as error:
+        raise InvalidError([problem(FLAG, servers, str(error))]) from None

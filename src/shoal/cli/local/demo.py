@@ -2,7 +2,7 @@
 
 It starts a control plane and three agents as real processes with certificates and puts workloads on them. It shows that
 a wrong certificate is refused, then kills an agent, the control plane and a whole machine. It shows the events, checks
-every promise, and leaves no process behind. A stream program runs on the fleet all the time (`demo_stream`), and a
+every promise, and leaves no process behind. A stream job runs on the fleet all the time (`demo_stream`), and a
 container where there is an engine (`demo_container`). Every act is a plain function over `LocalFleet` and the client.
 """
 
@@ -99,19 +99,20 @@ async def _perform(
     fleet: LocalFleet, control: ControlPlane, container: ContainerOnShow, clock: Clock, report: Report
 ) -> None:
     """All acts, in order."""
-    from shoal.cli.local.demo_stream import PROGRAM, stream_on_show
+    from shoal.cli.local.demo_stream import VICTIM, stream_on_show
 
     async with stream_on_show(fleet.base_dir, clock) as stream:
         await _act_apply(control, clock, report)
         await stream.act_start(control, report)
-        doomed = (await control.get_workload(PROGRAM)).assigned_node_id
+        doomed = (await control.get_workload(VICTIM)).assigned_node_id
         await container.act_start(control, report, away_from=doomed)
         await _act_refuse(fleet, report)
         await _act_kill_agent(fleet, control, clock, report)
         await _act_kill_control(fleet, control, clock, report)
-        await _act_kill_machine(fleet, control, clock, report, after_death=stream.note_kill)
+        await _act_kill_machine(fleet, control, clock, report, with_workload=VICTIM, after_death=stream.note_kill)
         await stream.act_kill(control, report)
         await container.act_check(control, report)
+        await stream.act_stop(control, report)
         await _act_delete(control, clock, report)
 
 
@@ -182,9 +183,15 @@ async def _act_kill_control(fleet: LocalFleet, control: ControlPlane, clock: Clo
 
 
 async def _act_kill_machine(
-    fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report, *, after_death: Callable[[], None]
+    fleet: LocalFleet,
+    control: ControlPlane,
+    clock: Clock,
+    report: Report,
+    *,
+    with_workload: str,
+    after_death: Callable[[], None],
 ) -> None:
-    victim = (await control.get_workload("clicks")).assigned_node_id
+    victim = (await control.get_workload(with_workload)).assigned_node_id
     report.act(f"{victim} dies as a machine would: agent, keeper and every process at once")
     doomed = await _pids(control, victim)
     began = clock.monotonic()

@@ -1,8 +1,8 @@
 """The stream of `shoal demo`: clicks and impressions joined in event time while the fleet around it is taken apart.
 
-Two workloads run on the agents: a feed that sends traffic (`examples/clicks/feed.py`) and a stream program
-(`examples/clicks/clicks.py`, run by `shoal run`). The demo reads the results as they become readable, and compares them
-with the expected results at the end. Called by `shoal.cli.local.demo`.
+A feed that sends traffic (`examples/clicks/feed.py`) is a workload, and the program (`examples/clicks/clicks.py`) is a
+job of two task hosts and a coordinator. The demo reads the results as they become readable, and compares them with the
+expected results at the end. Called by `shoal.cli.local.demo`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli import output
-from shoal.cli.local.demo_stage import Report, pid_of, process_document, until, wait_for
+from shoal.cli.local.demo_stage import PATIENCE, Report, pid_of, process_document, until, wait_for
 from shoal.cli.local.examples import examples_folder, make_importable
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.clock import Clock
 from shoal.core.errors import DeadlineError, PreconditionError, ShoalError
+from shoal.core.ids import JobId
 from shoal.core.tasks import task_scope
+from shoal.dataflow.fleet.progress import COORDINATOR, workload_of
+from shoal.model.jobs import JobState
 from shoal.model.phases import ContractStatus
 from shoal.topics.local import LocalTopics
 
@@ -36,10 +39,14 @@ from clicks.watch import Sample, Watch, calm, longest_silence, quantile  # noqa:
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
+    from shoal.dataflow.execution.remote.submitting import CollectedJob
     from shoal.model.views import WorkloadView
 
-#: The workloads, by their ids.
-PROGRAM, FEED = "clicks", "feed"
+#: The job, and the workload that feeds it.
+JOB, FEED = JobId("clicks"), "feed"
+TASK_HOSTS = 2
+#: The task host that is killed, once with its machine and once alone.
+VICTIM = workload_of(JOB, "0")
 
 _RULES = Rules()
 #: A killed process is started again after this delay.
@@ -83,37 +90,42 @@ class StreamOnShow:
 
     async def act_start(self, control: ControlPlane, report: Report) -> None:
         """Put the feed and the program on the fleet, and wait for the first rows."""
-        report.act("clicks and impressions, joined in event time, live; the program is a workload like any other")
+        report.act(
+            f"clicks and impressions, joined in event time, live: a job of {TASK_HOSTS} task hosts on the agents"
+        )
         began, self._began = self._clock.monotonic(), self._now()
-        program = ["-m", "shoal", "run", "clicks.clicks:app", "--data-dir", str(self._folder)]
-        for name, command in ((FEED, ["-m", "clicks.feed", str(self._folder)]), (PROGRAM, program)):
-            await control.apply(
-                process_document(
-                    name,
-                    [sys.executable, *command],
-                    cpu=1000,
-                    memory=512,
-                    restart=_RESTART,
-                    # A killed process leaves temporary files behind: they are deleted with the folder.
-                    env={"TMPDIR": str(self._folder), "PYTHONPATH": str(examples_folder())},
-                )
+        await control.apply(
+            process_document(
+                FEED,
+                [sys.executable, "-m", "clicks.feed", str(self._folder)],
+                cpu=500,
+                memory=512,
+                restart=_RESTART,
+                # A killed process leaves temporary files behind: they are deleted with the folder.
+                env={"TMPDIR": str(self._folder), "PYTHONPATH": str(examples_folder())},
             )
+        )
+        await self._submit(control)
         await self._until_back(control)
         seconds = self._clock.monotonic() - began
-        output.words(f"first rows {seconds:.1f} s after apply; from here on the stream runs through everything below")
-        report.note(True, f"a stream program on the fleet emitted its first rows after {seconds:.1f} s")
+        output.words(f"first rows {seconds:.1f} s after submit; from here on the stream runs through everything below")
+        report.note(True, f"a stream job on the fleet emitted its first rows after {seconds:.1f} s")
+
+    async def _submit(self, control: ControlPlane) -> None:
+        from shoal.dataflow.execution.remote.submitting import submit_job
+
+        packed = await _pack(self._folder)
+        await submit_job(control, packed, job_id=JOB)
 
     def note_kill(self) -> None:
-        """The program was killed just now."""
+        """A part of the job was killed just now."""
         self._kills.append(self._now())
 
     async def act_kill(self, control: ControlPlane, report: Report) -> None:
-        """Kill the program and the feed, let them come back, and check that everything was counted once."""
+        """Kill a task host and the feed, let them come back, and check that everything was counted once."""
         await self._until_back(control)
-        report.act(
-            "kill -9 the stream program and its feed; the one goes on from its checkpoint, the other sends again"
-        )
-        before = {name: pid_of(await control.get_workload(name)) for name in (PROGRAM, FEED)}
+        report.act("kill -9 a task host and the feed; the job goes on from its checkpoint, the feed sends again")
+        before = {name: pid_of(await control.get_workload(name)) for name in (VICTIM, FEED)}
         for pid in before.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -124,6 +136,16 @@ class StreamOnShow:
         await self._clock.sleep(0.7)  # some rows after the kill, which are as fresh as those before it
         sent = await self._finish(control)
         self._report(sent, await self._settled(sent), report)
+
+    async def act_stop(self, control: ControlPlane, report: Report) -> None:
+        """Stop the job with a savepoint."""
+        report.act("stop the job with a savepoint")
+        began = self._clock.monotonic()
+        await control.savepoint_job(JOB, stop=True)
+        view = await control.wait_for_job(JOB, lambda job: job.state is JobState.STOPPED, timeout=PATIENCE)
+        seconds = self._clock.monotonic() - began
+        output.words(view.message)
+        report.note(True, f"the job was Stopped {seconds:.1f} s after it was asked for a savepoint")
 
     async def _finish(self, control: ControlPlane) -> Sent:
         """End the feed, and let event time pass the end of every window. What was sent is known then."""
@@ -169,7 +191,7 @@ class StreamOnShow:
         closed = "1 window" if windows == 1 else f"{windows} windows"
         fresh = f"; rows readable {quantile(samples, 0.5):.2f} s after the click" if samples else ""
         output.words(
-            f"  {output.local_time(self._clock.wall())}  {PROGRAM:<10} {closed} closed: {shown:,} shown, "
+            f"  {output.local_time(self._clock.wall())}  {JOB:<10} {closed} closed: {shown:,} shown, "
             f"{clicked:,} clicked ({clicked / max(1, shown):.0%}){fresh}"
         )
 
@@ -236,9 +258,19 @@ def _runs_anew(former: int) -> Callable[[WorkloadView], bool]:
     return lambda view: view.status == ContractStatus.RUNNING and pid_of(view) not in (0, former)
 
 
+async def _pack(folder: Path) -> CollectedJob:
+    """The program as a job whose log and checkpoints are in a folder."""
+    from shoal.cli.programs.loading import load_program
+    from shoal.dataflow.api.context import Launch
+
+    program = load_program("clicks.clicks:app", Launch(data_dir=str(folder), is_remote=True))
+    (flow,) = program.app.choose(program.dataflows)
+    return await flow.pack(TASK_HOSTS)
+
+
 async def _tell_last_words(control: ControlPlane) -> None:
-    """Print the end of the program's log: it says why no rows come, if anything does."""
+    """Print the end of the coordinator's log: it says why no rows come, if anything does."""
     with contextlib.suppress(ShoalError):
-        async with contextlib.aclosing(control.logs(PROGRAM, tail=20)) as pieces:
+        async with contextlib.aclosing(control.logs(workload_of(JOB, COORDINATOR), tail=20)) as pieces:
             async for piece in pieces:
                 output.words(piece.data.decode(errors="replace").rstrip())

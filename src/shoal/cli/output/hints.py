@@ -33,12 +33,13 @@ _LISTS = {
     "node": "`shoal node list` shows the nodes",
     "workload": "`shoal workload list` shows the workloads",
     "group": "`shoal group list` shows the groups",
+    "job": "`shoal job list` shows the jobs",
     "secret": "`shoal secret list` shows the secrets",
     "join token": "`shoal token list` shows the tokens",
     "file": "check the path",
 }
-_ABOUT = (("workload_id", "workload"), ("node_id", "node"), ("group_id", "group"))
-_KIND = re.compile(r"(?:not found: )?(node|workload|group|secret|join token|file) .*not found")
+_ABOUT = (("workload_id", "workload"), ("node_id", "node"), ("group_id", "group"), ("job_id", "job"))
+_KIND = re.compile(r"(?:not found: )?(node|workload|group|job|secret|join token|file) .*not found")
 #: ApplyWorkload and DeleteWorkload answer a refusal with one sentence that ends in the hint.
 _TAIL = re.compile(r"(?P<message>.+) \((?P<hint>[^()]+)\)")
 
@@ -63,6 +64,8 @@ def renamed(error: InvalidError, names: Mapping[str, str]) -> InvalidError:
 
 def _for_invalid(error: ShoalError) -> str:
     fields = [each.field for each in error.problems] if isinstance(error, InvalidError) else []
+    if command.get() == "shoal service apply" and not any(field.startswith("-") for field in fields):
+        return "docs/services.md has every field of a service; `shoal schema process` those of its workload"
     if command.get() == "shoal apply" and not any(field.startswith("-") for field in fields):
         return "`shoal schema process` prints every field and its rule"
     return f"`{command.get()} --help` shows what can be given"

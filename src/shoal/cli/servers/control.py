@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,12 +39,10 @@ ENV_NAMES = {
     "brake_share": ("SHOAL_BRAKE_SHARE",),
     "brake_least": ("SHOAL_BRAKE_LEAST",),
     "drain_parallel": ("SHOAL_DRAIN_PARALLEL",),
+    "artifacts": ("SHOAL_ARTIFACTS",),
+    "artifacts_gb": ("SHOAL_ARTIFACTS_GB",),
     "max_events": ("SHOAL_MAX_EVENTS",),
 }
-
-COLLECT = (20_000, 50, 100)
-"""How many new objects, and how many smaller collections, there are between two collections. Heartbeats wait for each:
-one of so many objects takes 20 ms."""
 
 
 def register(app: typer.Typer) -> None:
@@ -94,6 +91,10 @@ def control(
         Text, typer.Option(metavar="DURATION", help="How long a node counts as alive after a heartbeat [30s]")
     ] = None,
     strategy: Annotated[Text, typer.Option(metavar="WORD", help="spread or binpack [spread]")] = None,
+    artifacts: Annotated[
+        Text, typer.Option(metavar="PATH|URL", help="Where artifacts are kept [artifacts in the data directory]")
+    ] = None,
+    artifacts_gb: Annotated[Text, typer.Option(metavar="N", help="How much room they may take [10]")] = None,
     max_events: Annotated[Text, typer.Option(metavar="N", help="How many events are kept [10000]")] = None,
     config: Config = None,
     ready_file: ReadyFile = None,
@@ -127,6 +128,8 @@ def control(
             "lease": lease,
             "strategy": strategy,
             "advertise": advertise,
+            "artifacts": artifacts,
+            "artifacts_gb": artifacts_gb,
             "max_events": max_events,
         },
         env_names=ENV_NAMES,
@@ -140,7 +143,11 @@ def control(
 async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str | None) -> None:
     from shoal.control.metrics import ControlMetrics
     from shoal.control.server import run_control
+    from shoal.core.clock import SystemClock
     from shoal.core.faults import arm_from_environment
+    from shoal.core.garbage import Collections
+    from shoal.core.tasks import running
+    from shoal.jobs.engine import find_engines
     from shoal.wire.channel import GrpcTransport
 
     def ready(plane: ControlPlane) -> None:
@@ -151,20 +158,22 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
         facts = {"role": "control", "grpc": plane.address, "http": plane.http_address, "join": plane.join_address}
         joining = f", join {join}" if join else ""
         output.words(f"control plane ready: grpc {grpc}, http {http}{joining}")
+        collections.collect_all()
         daemon.write_ready_file(ready_file, facts)  # last: a program that waits for the file finds everything done
-        gc.freeze()
 
     arm_from_environment()
-    # Nearly everything here is freed without the collector, and what stays is the whole fleet, for long. To look
-    # through it again and again costs time that placements need, and makes every heartbeat wait meanwhile.
-    gc.set_threshold(*COLLECT)
     metrics = ControlMetrics()
     door = GrpcTransport(security=settings.access.server_security(), observer=metrics) if settings.ca_key else None
-    await run_control(
-        settings,
-        transport=GrpcTransport(security=settings.access.security(), observer=metrics),
-        join_transport=door,
-        metrics=metrics,
-        stop=stop,
-        on_ready=ready,
-    )
+    collections = Collections()
+    # What stays is the whole fleet: to look through it again and again makes every heartbeat wait.
+    with collections.instead_of_pythons():
+        async with running(collections.run(SystemClock()), name="garbage"):
+            await run_control(
+                settings,
+                transport=GrpcTransport(security=settings.access.security(), observer=metrics),
+                join_transport=door,
+                metrics=metrics,
+                stop=stop,
+                on_ready=ready,
+                engines=find_engines(),
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,8 @@ WORKLOAD_DATA_DIR = "serving"
 _WORKLOAD = "SHOAL_WORKLOAD_ID"
 _DRAIN = ShownDuration(seconds=1)
 _SESSION = ShownDuration(seconds=10)
+#: How long `--check` waits for a connection to a server of the tree.
+_REACH_SECONDS = 3.0
 #: A control plane grants no shorter and no longer sessions.
 _SHORTEST_SESSION, _LONGEST_SESSION = timedelta(seconds=1), timedelta(minutes=5)
 
@@ -114,8 +117,22 @@ def serve(
             help="Also print what model servers print [in a workload, and with MLP_POD_NAME in the environment]",
         ),
     ] = False,
+    choose_versions: Annotated[
+        bool,
+        typer.Option(
+            "--choose-versions",
+            metavar="",
+            help="Models with latest_once: load the newest versions now, not those that an earlier agent chose",
+        ),
+    ] = False,
     check: Annotated[
-        bool, typer.Option("--check", metavar="", help="Check the file and the environment, and start nothing")
+        bool,
+        typer.Option(
+            "--check",
+            metavar="",
+            help="Check the file, the environment, the programs and the tree, and start nothing. A tree that cannot "
+            "be reached is a warning",
+        ),
     ] = False,
     ready_file: ReadyFile = None,
     log_level: LogLevel = None,
@@ -167,6 +184,7 @@ def serve(
         control=read_addresses(control) if control else (),
         prefers_zookeeper=is_own,
         http_address=None if http_port is None else str(Address(http_host, http_port)),
+        choose_versions=choose_versions,
     )
     if check:
         _check(options)
@@ -178,6 +196,7 @@ def serve(
 
 
 def _check(options: ServeOptions) -> None:
+    from shoal.serving.processes.commands import find_program, find_proxy
     from shoal.serving.server import make_deployment
 
     deployment = make_deployment(options, os.environ)
@@ -191,7 +210,38 @@ def _check(options: ServeOptions) -> None:
         pairs.append(("layout", deployment.layout_path))
     else:
         pairs.append(("replicas below", deployment.path_prefix))
+    pairs.append(("model server", shlex.join(find_program(deployment))))
+    pairs.append(("proxy", shlex.join(find_proxy(deployment))))
+    hosts, control = deployment.settings.zk_servers or "", options.control_of(deployment.settings)
+    pairs.append(("tree", _tree(hosts, control)))
     output.facts(pairs)
+    for address in asyncio.run(_unreachable(hosts, control)):
+        output.warn(f"nothing listens at {address}, or it cannot be reached from here")
+
+
+def _tree(hosts: str, control: tuple[str, ...]) -> str:
+    if control:
+        return f"of the control plane at {', '.join(control)}"
+    return f"of ZooKeeper at {hosts}" if hosts else "in this process; no other agent sees it"
+
+
+async def _unreachable(hosts: str, control: tuple[str, ...]) -> list[str]:
+    """Those servers of the tree to which no connection can be made."""
+    from shoal.discovery.servers import parse_servers
+    from shoal.wire.addresses import Address, parse_address
+
+    async def can_connect(address: Address) -> bool:
+        try:
+            async with asyncio.timeout(_REACH_SECONDS):
+                _, writer = await asyncio.open_connection(address.host, address.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    asked = [parse_address(each) for each in control] or list(parse_servers(hosts).addresses if hosts else ())
+    reached = await asyncio.gather(*map(can_connect, asked))
+    return [str(address) for address, is_reached in zip(asked, reached, strict=True) if not is_reached]
 
 
 async def _serve(

@@ -23,7 +23,7 @@ from shoal.core.tasks import TaskScope
 PER_NODE = 16
 #: Commands started and not answered, over all nodes: those that can wait while requests wait for a placement, and else.
 FEW = 8
-MANY = 256
+MANY = 1024
 #: With a backlog of placements, the commands of a node that can wait do so until there are so many, or so many seconds.
 TOGETHER = 8
 HOLD_SECONDS = 10.0
@@ -81,11 +81,10 @@ class Pump:
         self._has_backlog = has_backlog
         self._on_free = on_free
         self._lines: dict[NodeId, _Line] = {}
-        #: The nodes with a command that can be started, in turn: those whose commands cannot wait, those whose can, and
-        #: those that are late.
-        self._urgent: dict[NodeId, _Line] = {}
-        self._prompt: dict[NodeId, _Line] = {}
-        self._tardy: dict[NodeId, _Line] = {}
+        #: The nodes with a command that can be started, in turn, by whether a command cannot wait and the node is late.
+        self._turns: dict[tuple[bool, bool], dict[NodeId, _Line]] = {
+            (urgent, tardy): {} for urgent in (True, False) for tardy in (False, True)
+        }
         #: Nodes whose last command was not answered in time.
         self._late: set[NodeId] = set()
         #: The nodes whose commands wait for each other.
@@ -121,7 +120,7 @@ class Pump:
     def close(self) -> None:
         """Start nothing more; what is in flight ends with its scope."""
         self._closed = True
-        for lines in (self._lines, self._urgent, self._prompt, self._tardy, self._held):
+        for lines in (self._lines, self._held, *self._turns.values()):
             lines.clear()
         if self._look is not None:
             self._look.cancel()
@@ -133,8 +132,8 @@ class Pump:
         if self._is_held(line):
             self._hold(line)
             return
-        turn = self._tardy if line.node_id in self._late else self._urgent if line.urgent else self._prompt
-        for lines in (self._urgent, self._prompt, self._tardy, self._held):
+        turn = self._turns[line.urgent, line.node_id in self._late]
+        for lines in (self._held, *self._turns.values()):
             if lines is not turn:
                 lines.pop(line.node_id, None)
         turn.setdefault(line.node_id, line)
@@ -151,13 +150,21 @@ class Pump:
 
     def _hold(self, line: _Line) -> None:
         self._held.setdefault(line.node_id, line)
+        self._look_later()
+
+    def _look_later(self) -> None:
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(HOLD_LOOK_SECONDS, self._look_at_held)
 
     def _look_at_held(self) -> None:
+        """Let those go that have waited long enough, which are the first; without a backlog all of them."""
         self._look = None
-        held, self._held = self._held, {}
-        for line in held.values():
+        while self._held:
+            node_id, line = next(iter(self._held.items()))
+            if self._is_held(line):
+                self._look_later()
+                break
+            del self._held[node_id]
             self._queue(line)
         self._start_some()
 
@@ -166,7 +173,7 @@ class Pump:
         few, backlog = FEW if self._is_busy() else MANY, self._has_backlog()
         while (line := self._next(few)) is not None:
             tardy = line.node_id in self._late
-            most = MANY if line.urgent and not tardy else few
+            most = MANY if line.urgent else few
             while line.can_start and ((backlog and not tardy) or self._has_room(most, tardy=tardy)):
                 workload_id = next(iter(line.waiting))
                 send, context = line.waiting.pop(workload_id)
@@ -178,8 +185,8 @@ class Pump:
 
     def _next(self, few: int) -> _Line | None:
         """The line whose turn it is. Nodes that are late share half of what may be started."""
-        for lines, most in ((self._urgent, MANY), (self._prompt, few), (self._tardy, few)):
-            if lines and self._has_room(most, tardy=lines is self._tardy):
+        for (urgent, tardy), lines in self._turns.items():
+            if lines and self._has_room(MANY if urgent else few, tardy=tardy):
                 return lines.pop(next(iter(lines)))
         return None
 

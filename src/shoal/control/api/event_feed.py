@@ -53,6 +53,10 @@ class EventFeed:
         for follower in self._followers:
             follower.fall_behind()
 
+    async def newest_cursor(self) -> int:
+        """The cursor of the newest event."""
+        return (await self._store.events(EventQuery(limit=1, newest=True))).next
+
     async def follow(self, query: EventQuery) -> AsyncIterator[Event]:
         """Matching events after `query.after`: first the stored ones, then each new one."""
         follower = _Follower()

@@ -20,6 +20,8 @@ from shoal.control.api.exec_service import ExecService
 from shoal.control.api.secret_service import SecretService
 from shoal.control.api.service import ControlService
 from shoal.control.api.views import Views
+from shoal.control.artifacts.service import ArtifactService
+from shoal.control.jobs.building import make_jobs
 from shoal.control.metrics import ControlMetrics
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.nodes.drain import Drains
@@ -61,6 +63,8 @@ from shoal.core.tasks import TaskScope
 from shoal.discovery.directory import AddressDirectory
 from shoal.discovery.embedded.owner import TreeOwner
 from shoal.discovery.embedded.serving import CoordinationService
+from shoal.jobs.engine import Engines
+from shoal.jobs.workflows import Workflows
 from shoal.wire import convert
 from shoal.wire.transport import Transport
 
@@ -85,6 +89,8 @@ class Leadership:
         join: JoinListener,
         signer: Signer,
         threads: Executor | None,
+        engines: Engines,
+        workflows: Workflows,
         term: int,
         is_confirmed: Callable[[], bool],
         on_store_failure: Callable[[], None],
@@ -245,12 +251,24 @@ class Leadership:
         self.coordination = CoordinationService(self.tree)
         self.addresses = AddressDirectory(self.tree)
         self.announcements = Announcements(self.ledger, self.tree, clock=clock)
+        self.job_loop, self.jobs = make_jobs(
+            self.ledger,
+            self.workloads,
+            self.groups,
+            self.pending,
+            self.feed,
+            engines=engines,
+            workflows=workflows,
+            scope=self.scope,
+            clock=clock,
+            entropy=entropy,
+        )
+        self.artifacts = ArtifactService(settings, self.fleet, clock=clock, threads=threads, is_confirmed=is_confirmed)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)
         self._decides = False
         self._clock = clock
-        self._cursor = -1
-        self._read_at, self._took = -math.inf, 0.0
+        self._cursor, self._read_at, self._took = -1, -math.inf, 0.0
 
     @property
     def waiting(self) -> Waiting:
@@ -271,7 +289,10 @@ class Leadership:
         self.scope.start(self.lease_watch.run(), name="leases")
         self.scope.start(self.drains.run(), name="drains")
         self.scope.start(self.announcements.run(), name="announcements")
+        self.scope.start(self.job_loop.run(), name="jobs")
+        self.scope.start(self.artifacts.run(), name="artifacts")
         self.dispatch.look_at_all()
+        self.job_loop.look_at_all()
 
     async def refresh(self) -> None:
         """Read the store if it has changed. A leader does not: its memory is newer than what it would read.
@@ -299,5 +320,6 @@ class Leadership:
         self.queue.close()
         self.pump.close()
         self.pending.close()
+        await self.job_loop.close()
         await self.scope.close()
         await self.agents.close()

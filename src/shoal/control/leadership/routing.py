@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.control.leadership.leader import Leadership
 from shoal.core.errors import NotLeaderError
-from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Enrollment, Secrets
+from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Enrollment, Jobs, Secrets
 
 #: The RPCs that a follower serves.
 READS = frozenset(
@@ -30,6 +30,8 @@ READS = frozenset(
         AgentControl.READ_LOGS,
         Credentials.LIST_JOIN_TOKENS,
         Enrollment.GET_AUTHORITY,
+        Jobs.GET,
+        Jobs.LIST,
         Secrets.LIST_SECRETS,
     )
 )

@@ -57,6 +57,7 @@ class Demand:
     needs_named_ports: bool
     needs_secrets: bool
     needs_identity: bool
+    needs_artifacts: bool
     request: Resources
     ports: frozenset[tuple[int, str]]
     #: Without `local`, which every node has.
@@ -78,6 +79,7 @@ class Demand:
             needs_named_ports=bool(spec.body.named_ports),
             needs_secrets=bool(spec.body.secret_names),
             needs_identity=spec.body.identity,
+            needs_artifacts=bool(spec.body.artifacts),
             request=spec.request,
             ports=spec.host_ports,
             storage_drivers=spec.storage_drivers - {"local"},

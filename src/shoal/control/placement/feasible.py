@@ -43,6 +43,7 @@ class RejectionCode(enum.StrEnum):
     STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
     SECRETS = "secrets"  # its agent does not keep secrets
     IDENTITY = "identity"  # its agent gets no certificates for workloads
+    ARTIFACTS = "artifacts"  # its agent fetches no artifacts
     NAMED_PORTS = "named_ports"  # its agent cannot choose ports
     LABEL = "label"  # a constraint on its labels is not met
     STORAGE_DRIVER = "storage_driver"  # it lacks a storage driver
@@ -129,6 +130,13 @@ def identity(node: NodeFacts, demand: Demand) -> Rejection | None:
     if not demand.needs_identity or node.spec.has(Feature.IDENTITY):
         return None
     return _reject(node, RejectionCode.IDENTITY, "the agent gets no certificates for its workloads")
+
+
+def artifacts(node: NodeFacts, demand: Demand) -> Rejection | None:
+    """Artifacts need an agent that fetches them."""
+    if not demand.needs_artifacts or node.spec.has(Feature.ARTIFACTS):
+        return None
+    return _reject(node, RejectionCode.ARTIFACTS, "the agent fetches no artifacts for its workloads")
 
 
 def named_ports(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -219,6 +227,7 @@ FILTERS: tuple[Filter, ...] = (
     named_ports,
     secrets,
     identity,
+    artifacts,
     labels,
     storage_driver,
     ports,
@@ -242,6 +251,8 @@ def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
         idle.add(secrets)
     if not demand.needs_identity:
         idle.add(identity)
+    if not demand.needs_artifacts:
+        idle.add(artifacts)
     if not demand.constraints:
         idle.add(labels)
     if not demand.storage_drivers:

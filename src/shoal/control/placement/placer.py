@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shoal.control.placement.scheduler import place
+from shoal.control.placement.scheduler import Memory, place
 from shoal.control.state.events import Origin, workload_event
 from shoal.control.state.facts import PlacementDecision, PlacementRequest, Strategy
 from shoal.control.state.fleet import Fleet, format_ports, holds_reservation, parse_port
@@ -36,10 +36,11 @@ MAX_BATCH = 1000
 #: A batch of this size means that many wait for a place, for so many seconds.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
-#: So many in a second are a backlog, for as long. Each batch scores every node anew: with a backlog the next one waits
-#: for more requests. A workload that has a node already never waits.
+#: So many in a second are a backlog, for as long. Each batch is a transaction and a look at every node: with a backlog
+#: the next one waits for more requests, until none comes for a moment. A workload that has a node already never waits.
 BACKLOG = 256
-GATHER_SECONDS = 0.2
+GATHER_SECONDS = 0.5
+MOMENT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Placer:
         self._ledger = ledger
         self._clock = clock
         self.strategy = strategy
+        self._memory = Memory()
         self._waiting: list[_Waiting] = []
         self._wake = Signal()
         #: One of those that wait has a node already.
@@ -180,10 +182,15 @@ class Placer:
         return self._clock.monotonic() < self._backlog_until
 
     async def _gather(self) -> None:
-        """Wait for more requests, or for one of a workload that runs somewhere."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_SECONDS):
-                await self._has_update.wait()
+        """Wait for more requests while they keep coming, or for one of a workload that runs somewhere."""
+        ends = self._clock.monotonic() + GATHER_SECONDS
+        before = -1
+        while before < len(self._waiting) < MAX_BATCH and self._clock.monotonic() < ends:
+            before = len(self._waiting)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MOMENT_SECONDS):
+                    await self._has_update.wait()
+                    return
 
     def _count(self, taken: int) -> None:
         now = self._clock.monotonic()
@@ -234,6 +241,9 @@ class Placer:
                 async with self._serial:
                     with tracing.span("placement", requests=len(batch)):
                         await self._place_batch(batch)
+            # Nothing waits: unless more comes within a few moments, the rush is over.
+            over = self._clock.monotonic() + 3 * MOMENT_SECONDS
+            self._busy_until, self._backlog_until = min(over, self._busy_until), min(over, self._backlog_until)
 
     async def _place_batch(self, entries: list[_Waiting]) -> None:
         try:
@@ -269,7 +279,7 @@ class Placer:
         """What to store for those that have a place, and why the others have none."""
         fleet, at = self._ledger.fleet, self._clock.wall()
         requests = [request for entry in asked.values() if (request := self._request(entry)) is not None]
-        plan = place(requests, fleet.facts(), strategy=self.strategy)
+        plan = place(requests, fleet.facts(), strategy=self.strategy, memory=self._memory)
         records, events = [], []
         unplaced: dict[WorkloadId, Unplaced] = {}
         for decision in plan.decisions:
@@ -280,7 +290,7 @@ class Placer:
             placed = placed_on(record, decision.node_id, at=at)
             entry = asked[decision.workload_id]
             if entry.hold and entry.away_from is not None and record.node_id == entry.away_from != placed.node_id:
-                placed = begun_first(placed, entry.away_from, at=at)
+                placed = begun_first(record, placed, at=at)
             records.append(placed)
             event = placement_event(record, placed, at=at, cause=entry.reason)
             if event is not None:
@@ -301,5 +311,6 @@ class Placer:
 
 
 def first_unplaced(decisions: tuple[PlacementDecision, ...]) -> PlacementDecision | None:
-    """The first decision that found no node."""
-    return next((decision for decision in decisions if decision.node_id is None), None)
+    """The first decision that found no node and says why, else the first without one: of a group none has a node."""
+    unplaced = [decision for decision in decisions if decision.node_id is None]
+    return next((each for each in unplaced if each.rejections), unplaced[0] if unplaced else None)

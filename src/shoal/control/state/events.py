@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from shoal.model.events import Event, EventKind, EventSource, SubjectKind
+from shoal.model.jobs import JobRecord
 from shoal.model.workloads import GroupRecord, WorkloadRecord
 
 
@@ -42,3 +43,9 @@ def group_event(record: GroupRecord, kind: EventKind, message: str, origin: Orig
     facts = {"generation": str(record.generation), "members": str(len(record.members))}
     name = record.group_id
     return Event(origin.at, SubjectKind.GROUP, name, kind, message, origin.source, origin.cause, facts)
+
+
+def job_event(record: JobRecord, kind: EventKind, message: str, origin: Origin) -> Event:
+    """An event about a job."""
+    facts = {"engine": record.engine, "state": record.state.value, "transition": str(record.transition)}
+    return Event(origin.at, SubjectKind.JOB, record.job_id, kind, message, origin.source, origin.cause, facts)

@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from shoal.control.state.facts import NodeFacts
-from shoal.control.state.moves import is_held
+from shoal.control.state.moves import held_reservation, is_held
 from shoal.control.store.base import Batch, Snapshot
 from shoal.core.errors import NotFoundError
-from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.ids import GroupId, JobId, NodeId, WorkloadId
+from shoal.model.jobs import JobRecord
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 from shoal.model.resources import Resources
 from shoal.model.trust import Revocation
@@ -49,6 +50,7 @@ class Fleet:
         self.groups: dict[GroupId, GroupRecord] = {}
         self.observations: dict[WorkloadId, Observation] = {}
         self.revocations: dict[NodeId, Revocation] = {}
+        self.jobs: dict[JobId, JobRecord] = {}
         #: New workloads get generations above this one, so that a name that is used again repeats none.
         self.generation_floor = 0
         self._left_on: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
@@ -111,6 +113,13 @@ class Fleet:
             raise NotFoundError("group", group_id)
         return record
 
+    def job(self, job_id: str) -> JobRecord:
+        """A job, or NotFoundError."""
+        record = self.jobs.get(JobId(job_id))
+        if record is None:
+            raise NotFoundError("job", job_id)
+        return record
+
     def is_buried(self, record: WorkloadRecord) -> bool:
         """Whether it is deleted for users, and only a tombstone is left for a lost node."""
         if record.desired is not DesiredState.DELETED:
@@ -122,9 +131,10 @@ class Fleet:
 
     def facts(self) -> dict[NodeId, NodeFacts]:
         """Every node as the scheduler sees it."""
-        for node_id in self.nodes:
-            if node_id not in self._facts:
-                self._facts[node_id] = self._make_facts(node_id)
+        if len(self._facts) < len(self.nodes):  # some have changed; only nodes that there are have facts
+            for node_id in self.nodes:
+                if node_id not in self._facts:
+                    self._facts[node_id] = self._make_facts(node_id)
         return self._facts
 
     def facts_of(self, node_id: NodeId) -> NodeFacts:
@@ -157,9 +167,16 @@ class Fleet:
             self.revocations.pop(revoked, None)
         for revocation in batch.revocations:
             self.revocations[revocation.node_id] = dataclasses.replace(revocation, version=revocation.version + 1)
+        self._take_jobs(batch)
         self.generation_floor = max(self.generation_floor, batch.generation_floor)
         for group_id in batch.removed_groups:
             self.groups.pop(group_id, None)
+
+    def _take_jobs(self, batch: Batch) -> None:
+        for job in batch.jobs:
+            self.jobs[job.job_id] = dataclasses.replace(job, version=job.version + 1)
+        for job_id in batch.removed_jobs:
+            self.jobs.pop(job_id, None)
 
     def measured(self, workload_id: WorkloadId, usage: Usage) -> None:
         """Take in a measurement. It is not stored: the next heartbeat brings a newer one."""
@@ -189,6 +206,7 @@ class Fleet:
         self.nodes = {node.node_id: node for node in stored.nodes}
         self.groups = {group.group_id: group for group in stored.groups}
         self.revocations = {each.node_id: each for each in stored.revocations}
+        self.jobs = {each.job_id: each for each in stored.jobs}
         self.generation_floor = stored.generation_floor
         for workload in stored.workloads:
             self._put_workload(workload)
@@ -200,13 +218,16 @@ class Fleet:
         owned = (self.workloads[each] for each in self._owned.get(node_id, ()))
         left = (self.workloads[each] for each in self._left_on.get(node_id, ()))
         tenants = [each for each in owned if holds_reservation(each, self.observations.get(each.workload_id))]
-        tenants += [each for each in left if is_held(each, node_id)]  # two copies for a while: both are reserved
+        held = [each for each in left if is_held(each, node_id)]  # two copies for a while: both are reserved
+        reserved = [(each.reserved, each.reserved_ports) for each in tenants] + [
+            held_reservation(each) for each in held
+        ]
         return NodeFacts(
             spec=node.labeled_spec,
             state=node.state,
-            reserved=Resources.total(each.reserved for each in tenants),
-            ports=frozenset(parse_port(port) for each in tenants for port in each.reserved_ports),
-            tenants={each.workload_id: each.spec.labels for each in tenants},
+            reserved=Resources.total(request for request, _ in reserved),
+            ports=frozenset(parse_port(port) for _, ports in reserved for port in ports),
+            tenants={each.workload_id: each.spec.labels for each in (*tenants, *held)},
             cordoned=node.desired is DesiredNodeState.CORDONED,
             disk_pressure=self._disk_pressure.get(node_id, ""),
             unsupported_types=node.unsupported_types,

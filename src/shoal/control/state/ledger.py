@@ -246,6 +246,8 @@ def _way_to_look(batch: Batch) -> str:
     """How to find out whether a batch with an unknown outcome was stored."""
     if batch.groups:
         command = f"shoal group get {batch.groups[0].group_id}"
+    elif batch.jobs:
+        command = f"shoal job get {batch.jobs[0].job_id}"
     elif batch.workloads:
         command = f"shoal workload get {batch.workloads[0].workload_id}"
     elif batch.nodes:

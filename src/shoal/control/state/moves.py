@@ -21,6 +21,7 @@ from datetime import datetime
 
 from shoal.control.state.lifecycle.changes import Change, change, owned
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, Move, MoveKind, WorkloadRecord
 
 # ---------------------------------------------------------------------------------------------------------
@@ -54,12 +55,24 @@ def can_return(record: WorkloadRecord) -> bool:
         and is_held(record, move.away_from)
         and record.generation == move.generation
         and move.away_from in record.left_on
+        # Else there may be no room for it any more: what it held there was not as much as it would need.
+        and held_reservation(record) == (record.reserved, record.reserved_ports)
     )
 
 
-def begun_first(placed: WorkloadRecord, away_from: NodeId, *, at: datetime) -> WorkloadRecord:
-    """A record that was placed elsewhere just now, with the copy on `away_from` held."""
-    return dataclasses.replace(placed, move=Move(MoveKind.BEFORE, away_from, placed.generation, at))
+def held_reservation(record: WorkloadRecord) -> tuple[Resources, tuple[str, ...]]:
+    """What is reserved for the older copy that is held, and its ports."""
+    move = record.move
+    if move is None or move.reserved is None:
+        return record.reserved, record.reserved_ports
+    return move.reserved, move.reserved_ports
+
+
+def begun_first(before: WorkloadRecord, placed: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
+    """A record that was placed elsewhere just now, with the copy of its owner before held."""
+    assert before.node_id is not None  # noqa: S101 it leaves the node that it is on
+    move = Move(MoveKind.BEFORE, before.node_id, placed.generation, at, before.reserved, before.reserved_ports)
+    return dataclasses.replace(placed, move=move)
 
 
 def begun_after(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
 
-from shoal.core.ids import GroupId, NodeId, TokenId, WorkloadId
+from shoal.core.ids import GroupId, JobId, NodeId, TokenId, WorkloadId
 from shoal.discovery.embedded.tree import Changes
 from shoal.model.events import Event
+from shoal.model.jobs import JobRecord
 from shoal.model.nodes import NodeRecord
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import GroupRecord, Observation, WorkloadRecord
@@ -48,6 +49,8 @@ class Batch:
     removed_secrets: Mapping[str, int] = field(default_factory=dict)
     revocations: tuple[Revocation, ...] = ()
     removed_revocations: Mapping[NodeId, int] = field(default_factory=dict)
+    jobs: tuple[JobRecord, ...] = ()
+    removed_jobs: Mapping[JobId, int] = field(default_factory=dict)
     #: Last reports, replaced without compare-and-set: the newest accepted one counts. Dropped with their workload.
     observations: tuple[Observation, ...] = ()
     forgotten_observations: tuple[WorkloadId, ...] = ()
@@ -76,6 +79,7 @@ class Snapshot:
     groups: tuple[GroupRecord, ...] = ()
     observations: tuple[Observation, ...] = ()
     revocations: tuple[Revocation, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
     #: The highest generation of any workload that was forgotten. A new one begins above it, so that no generation of
     #: a name is ever used twice, also when the name is.
     generation_floor: int = 0

@@ -17,8 +17,9 @@ from shoal.control.store import coordination
 from shoal.control.store.base import Batch
 from shoal.control.store.codec import FORMAT, DocumentCodec
 from shoal.core.errors import InternalError
-from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.ids import GroupId, JobId, NodeId, WorkloadId
 from shoal.model.events import RENAMED, Event
+from shoal.model.jobs import JobRecord, job_state
 from shoal.model.nodes import NodeRecord, NodeState
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, WorkloadRecord, WorkloadSpec
@@ -42,6 +43,7 @@ _GROUP = DocumentCodec(GroupRecord, columns=("group_id", "desired", "generation"
 _TOKEN = DocumentCodec(JoinToken, columns=("token_id", "version"))
 _SECRET = DocumentCodec(SecretRecord, columns=("name", "sealed", "version"))
 _REVOCATION = DocumentCodec(Revocation, columns=("node_id", "version"))
+_JOB = DocumentCodec(JobRecord, columns=("job_id", "engine", "state", "spec", "progress", "version"))
 _OBSERVATION = DocumentCodec(Observation, columns=("node_id",))
 _EVENT = DocumentCodec(Event, columns=("cursor",))
 
@@ -119,6 +121,8 @@ def _prepare_records(changes: Changes, batch: Batch) -> None:
     for revocation in batch.revocations:
         row = {"document": _REVOCATION.encode(revocation)}
         _put(changes, "revocations", revocation.node_id, revocation.version, row)
+    for job in batch.jobs:
+        _put(changes, "jobs", job.job_id, job.version, _job_row(job))
 
 
 def _prepare_removals(changes: Changes, batch: Batch) -> None:
@@ -129,6 +133,7 @@ def _prepare_removals(changes: Changes, batch: Batch) -> None:
         ("join_tokens", batch.removed_tokens),
         ("secrets", batch.removed_secrets),
         ("revocations", batch.removed_revocations),
+        ("jobs", batch.removed_jobs),
     )
     for table, removed in tables:
         for key, expected in removed.items():
@@ -172,6 +177,16 @@ def _group_row(record: GroupRecord) -> Row:
         "generation": record.generation,
         "desired": record.desired.value,
         "document": _GROUP.encode(record),
+    }
+
+
+def _job_row(record: JobRecord) -> Row:
+    return {
+        "engine": record.engine,
+        "state": record.state.value,
+        "spec": record.spec,
+        "progress": record.progress,
+        "document": _JOB.encode(record),
     }
 
 
@@ -275,6 +290,20 @@ def secret_from_row(row: Any) -> SecretRecord:
 def revocation_from_row(row: Any) -> Revocation:
     """A stored revocation."""
     return _REVOCATION.decode(row.document, written_as=row.format, node_id=NodeId(row.id), version=row.version)
+
+
+def job_from_row(row: Any) -> JobRecord:
+    """A stored job."""
+    return _JOB.decode(
+        row.document,
+        written_as=row.format,
+        job_id=JobId(row.id),
+        engine=row.engine,
+        state=job_state(row.state),
+        spec=bytes(row.spec),
+        progress=bytes(row.progress),
+        version=row.version,
+    )
 
 
 def observation_from_row(row: Any) -> Observation:

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 from shoal.control.store.base import Store
 from shoal.core.errors import InvalidError, problem
+from shoal.jobs.workflows import DbosWorkflows, Workflows
 
 if TYPE_CHECKING:
     from shoal.control.store.rows import SpecDecoder
 
 FILE_NAME = "control.db"
 """The name of the SQLite file in the data directory."""
+
+WORKFLOWS_FILE = "jobs.db"
+"""The SQLite file of unfinished workflows beside it: each file has one writer."""
 
 
 def open_store(
@@ -46,3 +50,10 @@ def open_store(
         [problem("--database", scheme if "://" in database else None, "must be a URL that begins with postgresql://")],
         hint="leave --database out to use SQLite in the data directory",
     )
+
+
+def open_workflows(database: str | None, data_dir: Path) -> Workflows:
+    """Where transitions of jobs are made durable: a file beside the store's, or a schema of the same PostgreSQL."""
+    if not database:
+        return DbosWorkflows(f"sqlite:///{data_dir.absolute() / WORKFLOWS_FILE}")
+    return DbosWorkflows("postgresql+psycopg://" + database.partition("://")[2])

@@ -43,6 +43,7 @@ from shoal.control.store.rows import (
     SpecDecoder,
     event_from_row,
     group_from_row,
+    job_from_row,
     merge,
     node_from_row,
     observation_from_row,
@@ -67,6 +68,7 @@ _KINDS = {
     "join_tokens": "join token",
     "secrets": "secret",
     "revocations": "revocation",
+    "jobs": "job",
 }
 
 
@@ -106,7 +108,14 @@ class Statements:
         self.join_tokens = records("join_tokens")
         self.secrets = records("secrets", Column("sealed", LargeBinary))
         self.revocations = records("revocations")
-        every = (self.nodes, self.workloads, self.groups, self.join_tokens, self.secrets, self.revocations)
+        self.jobs = records(
+            "jobs",
+            Column("engine", Text),
+            Column("state", Text),
+            Column("spec", LargeBinary),
+            Column("progress", LargeBinary),
+        )
+        every = (self.nodes, self.workloads, self.groups, self.join_tokens, self.secrets, self.revocations, self.jobs)
         self.versions = {table.name: table for table in every}
         self.observations = Table(
             "observations",
@@ -347,6 +356,7 @@ def load_snapshot(
         groups=read(statements.groups, group_from_row),
         observations=read(statements.observations, observation_from_row, "workload_id"),
         revocations=read(statements.revocations, revocation_from_row),
+        jobs=read(statements.jobs, job_from_row),
         generation_floor=connection.execute(statements.generation_floor).scalar_one(),
     )
 

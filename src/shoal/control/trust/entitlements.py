@@ -63,7 +63,8 @@ TABLE: Mapping[type, Mapping[str, Rule]] = {
     WorkloadSpec: _fixed("type resources metadata placement slots at_most_one labels failover")
     | dict.fromkeys(("container", "compose", "vm", "process"), Rule.BY_FIELD),
     ProcessSpec: _fixed(
-        "command env working_dir user restart readiness liveness stop ports clear_env env_from_secrets identity files"
+        "command env working_dir user restart readiness liveness stop ports clear_env env_from_secrets identity files "
+        "artifacts"
     )
     | {"args": Rule.ARGUMENTS},
     ContainerSpec: _fixed(

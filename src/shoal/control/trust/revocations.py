@@ -35,8 +35,8 @@ class Revocations:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        #: The last moment of issue and the last end of the certificates that each node has shown.
-        self._seen: dict[NodeId, tuple[datetime, datetime]] = {}
+        #: The last caller, and the last moment of issue and the last end of the certificates that each node has shown.
+        self._seen: dict[NodeId, tuple[Caller, datetime, datetime]] = {}
 
     def check(self, caller: Caller) -> None:
         """Raise `UnauthenticatedError` if the caller's certificate was revoked."""
@@ -50,15 +50,19 @@ class Revocations:
                 name=caller.identity.name,
                 revoked="true",
             )
+        seen = self._seen.get(node_id)
+        if seen is not None and seen[0] is caller:
+            return  # the certificate of the call before: this is asked for every message
         if node_id in self._fleet.nodes:
-            issued_at, ends_at = self._seen.get(node_id, (caller.issued_at, caller.not_after))
-            self._seen[node_id] = max(issued_at, caller.issued_at), max(ends_at, caller.not_after)
+            _, issued_at, ends_at = seen or (caller, caller.issued_at, caller.not_after)
+            self._seen[node_id] = caller, max(issued_at, caller.issued_at), max(ends_at, caller.not_after)
 
     def revoke(self, node_id: NodeId, reason: str, *, at: datetime) -> tuple[Revocation, Mapping[NodeId, int]]:
         """The revocation of a node's certificates, and the stored ones that are dropped with it, by their versions."""
         # The clock of the signer may be ahead of this one; what was shown before this moment was issued before it.
         self._seen = {each: seen for each, seen in self._seen.items() if each in self._fleet.nodes}
-        issued_at, ends_at = self._seen.get(node_id, (at, at + UNSEEN_LIFETIME))
+        seen = self._seen.get(node_id)
+        issued_at, ends_at = seen[1:] if seen is not None else (at, at + UNSEEN_LIFETIME)
         known = self._fleet.revocations.get(node_id)
         revocation = Revocation(
             node_id=node_id,

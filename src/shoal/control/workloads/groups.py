@@ -122,7 +122,7 @@ class Groups:
             if known is not None and not change.records and not change.removed and known.member_changes == bounds:
                 result = GroupApplied(known, Outcome.UNCHANGED)
                 return None
-            placed, events = self._place(group_id, change)
+            placed, events = self._place(group_id, change, cause)
             record = self._next_record(group_id, known, requests, change, bounds)
             removals = [
                 deletion(each, clock=self._clock, cause=f"left group {group_id}: {cause}") for each in change.removed
@@ -223,7 +223,7 @@ class Groups:
         before.extend(_before(each.workload_id, each) for each in removed)
         return _Change(tuple(records), removed, tuple(before))
 
-    def _place(self, group_id: GroupId, change: _Change) -> tuple[list[WorkloadRecord], list[Event]]:
+    def _place(self, group_id: GroupId, change: _Change, cause: str) -> tuple[list[WorkloadRecord], list[Event]]:
         """Place what is to run; what is not, keeps its node. Raises ExhaustedError when not all of it fits."""
         running = [each for each in change.records if each.desired is DesiredState.RUNNING]
         plan = self.plan(running)
@@ -246,7 +246,7 @@ class Groups:
                 continue
             after = placed_on(record, decision.node_id, at=at)
             placed.append(after)
-            event = placement_event(record, after, at=at, cause=f"group {group_id} changed")
+            event = placement_event(record, after, at=at, cause=f"group {group_id} changed: {cause}")
             if event is not None:
                 events.append(event)
         return placed, events

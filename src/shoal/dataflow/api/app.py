@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem
 from shoal.dataflow.api import context, legacy
@@ -48,11 +48,14 @@ from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.topic_names import check_topic
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
-from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, find_location, short_path
+from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, find_location, find_module, short_path
 from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, Source, rewrite, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
+
+if TYPE_CHECKING:
+    from shoal.dataflow.execution.remote.submitting import CollectedJob
 
 _DEFAULT_DIRECTORY = ".shoal"
 _LOG = "topics"
@@ -68,6 +71,10 @@ class App:
     A broker is the address of Kafka, or `KafkaSettings` with all that belongs to it (`shoal.topics`), or the directory
     of a local log; without one it is a log below `data_dir`, for one machine. State and offsets are always exact; with
     `exactly_once` sinks are, too: their rows appear with a checkpoint, and never twice.
+
+    With the address of a control plane, given or in SHOAL_CONTROL, `start` submits dataflows as jobs of its fleet.
+    `job` has what such a job needs beyond the program: `task_host` and `coordinator` (their resources), `env`,
+    `secrets` (the name of a secret by the name of a variable) and `constraints` on nodes.
     """
 
     def __init__(
@@ -79,6 +86,8 @@ class App:
         checkpoint_interval: Span | None = None,
         exactly_once: bool = False,
         settings: FlowSettings | None = None,
+        control: str = "",
+        job: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         legacy.refuse_others("App", others, type(self), at=find_location())
@@ -90,7 +99,13 @@ class App:
         checkpoint_interval = said.checkpoint_interval or checkpoint_interval
         exactly_once = exactly_once if said.exactly_once is None else said.exactly_once
         self.id = id
+        #: The control plane that jobs are submitted to; empty: dataflows run here.
+        self.control = control or context.control_of_environment()
+        self.job_fields: Mapping[str, Any] = dict(job or {})
+        #: The user's module that it was made in.
+        self.module = find_module()
         self.data_dir = Path(data_dir) if data_dir is not None else Path(_DEFAULT_DIRECTORY) / id
+        self.data_dir = self.data_dir.absolute() if self.control or said.is_remote else self.data_dir
         self.broker = chosen or str(self.data_dir / _LOG)
         started: dict[str, Any] = {"from_checkpoint": said.from_checkpoint, "accept_duplicates": said.accept_duplicates}
         self._settings = settings or FlowSettings()
@@ -317,7 +332,7 @@ class App:
         """
         if context.launch() is not None or TASK_HOST_VARIABLE in os.environ:
             return
-        self.processes = processes
+        self.processes, self.control = processes, ""  # run means here
         if _has_loop():
             raise PreconditionError(
                 "app.run() has an event loop of its own, and one runs here already", hint="await app.start()"
@@ -426,7 +441,8 @@ class Dataflow:
     async def start(self, parallelism: int = 4) -> None:
         """Start it, and come back when it runs. Raises `PlanError` before anything ran if it cannot.
 
-        A program that ends without `stop()` stops it then.
+        A program that ends without `stop()` stops it then. With a control plane (`App(control=…)`, SHOAL_CONTROL) it is
+        submitted as a job instead, which goes on when this program ends; `job_id` names it.
         """
         if self.is_running or self._is_starting:
             warn_user(f"dataflow {self.name!r} runs already")
@@ -436,7 +452,8 @@ class Dataflow:
             if self._prepared is None:
                 await self.prepare()
             prepared, self._prepared = self._prepared, None
-            flow = await in_own_thread(lambda: self._start(prepared, parallelism), unwanted=lambda flow: flow.abort())
+            begin = self._submit if self.app.control else self._start
+            flow = await in_own_thread(lambda: begin(prepared, parallelism), unwanted=lambda flow: flow.abort())
         finally:
             self._is_starting = False
         self._flow = flow
@@ -472,10 +489,33 @@ class Dataflow:
         see_off(flow)
         return flow
 
+    async def pack(self, parallelism: int = 1) -> CollectedJob:
+        """Everything that a job of it needs, ready to be submitted. Raises `PlanError` if it cannot be one."""
+        await self.prepare()
+        prepared, self._prepared = self._prepared, None
+        return await in_own_thread(lambda: self._pack(prepared, parallelism))
+
+    def _pack(self, prepared: Any, parallelism: int) -> CollectedJob:
+        from shoal.dataflow.execution.remote.submitting import collect_job
+
+        return collect_job(
+            prepared,
+            name=self.job,
+            parallelism=parallelism,
+            settings=self.app.settings_for(prepared.sinks),
+            module=self.app.module,
+            given=self.app.job_fields,
+        )
+
+    def _submit(self, prepared: Any, parallelism: int) -> Any:
+        from shoal.dataflow.api.remote import submit
+
+        return submit(self._pack(prepared, parallelism), self.app.control)
+
     @property
     def job_id(self) -> str | None:
         """The name of its job while it is started; None before and after."""
-        return self.job if self.is_started else None
+        return getattr(self._flow, "job_id", self.job) if self.is_started else None
 
     @property
     def job(self) -> str:
@@ -485,6 +525,8 @@ class Dataflow:
 
     async def stop(self) -> Any:
         """Stop reading, let what is under way come through, and wait for that. Before a start it warns only.
+
+        A job is stopped with a savepoint, from which a start of the same name goes on.
 
         Raises what stopped it before, unless `wait` has raised that already.
         """
@@ -509,7 +551,7 @@ class Dataflow:
             raise
 
     def run(self, parallelism: int = 1, *, processes: int = 0) -> Any:
-        """Run it to its end, and say how it went. With `processes`, its tasks run in so many child processes."""
+        """Run it here to its end, and say how it went. With `processes`, its tasks run in so many child processes."""
         self.app.processes = processes
         flow = self._start(self._prepare(self.plan()), parallelism)
         try:

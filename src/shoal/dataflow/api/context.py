@@ -8,6 +8,7 @@ loads a user's module inside a `Launch`: what was typed then wins over what the 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -70,6 +71,8 @@ class Launch:
     from_checkpoint: int | None = None
     #: Start although output that sinks have committed comes again.
     accept_duplicates: bool = False
+    #: It is to be a job, which runs in another directory: paths are made absolute.
+    is_remote: bool = False
 
 
 _launch: ContextVar[Launch | None] = ContextVar("shoal_launch", default=None)
@@ -78,6 +81,14 @@ _launch: ContextVar[Launch | None] = ContextVar("shoal_launch", default=None)
 def launch() -> Launch | None:
     """The launcher's settings, while a program is loaded to be run; None when it runs by itself."""
     return _launch.get()
+
+
+def control_of_environment() -> str:
+    """The control plane that `SHOAL_CONTROL` names; empty without one.
+
+    An agent tells every workload where the control plane is. A program that runs as a workload runs its flows itself.
+    """
+    return "" if os.environ.get("SHOAL_WORKLOAD_ID") else os.environ.get("SHOAL_CONTROL", "")
 
 
 @contextlib.contextmanager

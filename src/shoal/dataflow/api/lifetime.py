@@ -26,6 +26,7 @@ import pyarrow as pa
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
 from shoal.dataflow.api.left_out import LeftOut, begun, find_left_out
+from shoal.dataflow.language.failures import RemoteError
 from shoal.dataflow.operators.policies import FunctionError
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 _OURS = "shoal.dataflow."
 #: Seconds that a program which is about to end gives to what it started and never stopped.
 _LAST_SECONDS = 10.0
-#: Signals that come within so many seconds are one wish.
+#: Signals that come within so many seconds are one request.
 _ONCE_SECONDS = 0.2
 #: Seconds between two looks whether rows are left out.
 _LOOK_SECONDS = 1.0
@@ -154,12 +155,12 @@ async def stop_all(flows: Sequence[Startable], told: Told | None = None) -> None
 async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -> None:
     """Wait until all have ended, a stop is requested, or one fails: then that is raised."""
     waits = {asyncio.ensure_future(flow.wait()): flow for flow in flows}
-    wish = asyncio.ensure_future(asked.wait())
+    request = asyncio.ensure_future(asked.wait())
     left = set(waits)
     seen: dict[Startable, tuple[LeftOut, ...]] = {}
     try:
         while left and not asked.is_set():
-            done, _ = await asyncio.wait({*left, wish}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*left, request}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for flow in (waits[each] for each in left):
                 _tell_left_out(flow, seen, told)
             told.looked([flow for each, flow in waits.items() if each in left])
@@ -169,9 +170,9 @@ async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -
                     told.failed(waits[each])
                 told.ended(waits[each], each.result())
     finally:
-        for each in (*left, wish):
+        for each in (*left, request):
             each.cancel()
-        await asyncio.gather(*left, wish, return_exceptions=True)
+        await asyncio.gather(*left, request, return_exceptions=True)
 
 
 def _tell_left_out(flow: Startable, seen: dict[Startable, tuple[LeftOut, ...]], told: Told) -> None:
@@ -200,8 +201,8 @@ def stopping_on_signals(ask: Callable[[], None]) -> Iterator[None]:
     """Call `ask` on the loop at the first SIGINT, SIGTERM or SIGHUP. The second ends the process.
 
     Handlers are the process's own, not the loop's: also a loop that hangs lets itself be ended. Signals that the
-    parent process has switched off stay off. Outside of the main thread no signal arrives. Whoever tells a
-    process and then its whole group, as some supervisors do, has told it once.
+    parent process has switched off stay off. Outside of the main thread no signal arrives. A supervisor that signals a
+    process and then its whole group has signaled it once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -269,7 +270,8 @@ def _is_of_users_code(error: BaseException) -> bool:
     """Whether a function of the user's raised what led to this. Arrow and the system raise in ours."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, FunctionError) or not isinstance(cause, ShoalError | pa.ArrowException | OSError):
+        is_foreign = not isinstance(cause, ShoalError | pa.ArrowException | OSError)
+        if is_foreign or isinstance(cause, FunctionError) or (isinstance(cause, RemoteError) and not cause.is_system):
             return True
         cause = cause.__cause__
     return False

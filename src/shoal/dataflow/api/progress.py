@@ -38,6 +38,10 @@ class StepProgress:
     waiting_bytes: int = 0
     #: Whether its queue is so full that the steps before it have to wait.
     is_slow: bool = False
+    #: Of the tasks that begin with it: bytes that came in, seconds of work, and seconds of waiting for room behind.
+    received_bytes: int = 0
+    busy_seconds: float = 0.0
+    backpressured_seconds: float = 0.0
 
     def lag(self, now: int) -> float | None:
         """Seconds that its watermark is behind the time of day."""
@@ -65,6 +69,9 @@ def _progress(uid: str, tasks: Sequence[Any], queue_bytes: int) -> StepProgress:
         left_out=_totals(tasks, LEFT_OUT_KINDS),
         waiting_bytes=sum(each.waiting_bytes for each in tasks),
         is_slow=queue_bytes > 0 and fullest >= queue_bytes * _FULL,
+        received_bytes=sum(each.received_bytes for each in tasks),
+        busy_seconds=sum(each.busy_seconds for each in tasks),
+        backpressured_seconds=sum(each.backpressured_seconds for each in tasks),
     )
 
 
@@ -103,6 +110,21 @@ class FlowSeries:
             "shoal_dataflow_rows_received_total", "Rows that came into the step.", by_step
         )
         self._emitted = registry.counter("shoal_dataflow_rows_emitted_total", "Rows that the step put out.", by_step)
+        self._bytes_received = registry.counter(
+            "shoal_dataflow_bytes_received_total",
+            "Bytes of rows that came into the tasks that begin with the step; of a source what it read, from samples.",
+            by_step,
+        )
+        self._busy = registry.counter(
+            "shoal_dataflow_busy_seconds_total",
+            "Seconds in which the tasks that begin with the step worked, over all of them.",
+            by_step,
+        )
+        self._backpressured = registry.counter(
+            "shoal_dataflow_backpressured_seconds_total",
+            "Seconds in which the tasks that begin with the step waited for room in the channels behind them.",
+            by_step,
+        )
         self._left_out = registry.counter(
             "shoal_dataflow_rows_left_out_total", "Rows that were late, skipped or put aside.", [*by_step, "kind"]
         )
@@ -135,7 +157,7 @@ class FlowSeries:
         self._recoveries = registry.counter(
             "shoal_dataflow_recoveries_total", "How often a lost task host took tasks back to a checkpoint.", by_flow
         )
-        self._last: dict[tuple[str, ...], int] = {}
+        self._last: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
 
     def update(self, dataflow: str, metrics: Any, now: int) -> None:
@@ -149,6 +171,10 @@ class FlowSeries:
         labels = (dataflow, step.uid)
         self._follow(self._received, labels, step.received)
         self._follow(self._emitted, labels, step.emitted)
+        if step.received_bytes or step.busy_seconds:  # the first step of its tasks
+            self._follow(self._bytes_received, labels, step.received_bytes)
+            self._follow(self._busy, labels, step.busy_seconds)
+            self._follow(self._backpressured, labels, step.backpressured_seconds)
         self._queue.labels(*labels).set(step.waiting_bytes)
         self._slow.labels(*labels).set(step.is_slow)
         for kind, count in step.state.items():
@@ -172,7 +198,7 @@ class FlowSeries:
         self._pause.labels(dataflow).set(counts.last_pause)
         self._bytes.labels(dataflow).set(counts.last_bytes)
 
-    def _follow(self, counter: Any, labels: tuple[str, ...], count: int) -> None:
+    def _follow(self, counter: Any, labels: tuple[str, ...], count: float) -> None:
         key = (str(id(counter)), *labels)
         before = self._last.get(key, 0)
         counter.labels(*labels).inc(count - before if count >= before else count)

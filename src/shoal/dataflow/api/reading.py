@@ -280,6 +280,7 @@ class Reading(Steps[S_co]):
         start: str = "earliest",
         on_error: str | OnError = OnError.FAIL,
         bounded: bool = False,
+        metadata: Sequence[str] | Mapping[str, str] = (),
         **others: Any,
     ) -> S_co:
         """The records of a topic: `from_kafka("orders")`, with the app's broker and group.
@@ -289,13 +290,16 @@ class Reading(Steps[S_co]):
         that is read at start. Event time is the column named here or for the topic, else the record's own timestamp.
         A partition that was read to its end and stayed empty for `idle_after` no longer holds the watermark back; said
         here or for the topic, else 5 seconds; None is never. `bounded` reads up to what is there at the start, and
-        ends.
+        ends. `metadata` adds what the topic knows of each record, as columns `record_key`, `record_partition`,
+        `record_offset`, `record_timestamp` and `record_headers`, or with names of your own: `{"offset": "position"}`.
         """
+        from shoal.dataflow.connectors.topic_metadata import make_metadata, with_metadata
         from shoal.dataflow.connectors.topics import TopicSource
 
         at = find_location()
         legacy.refuse_others("from_kafka", others, Reading.from_kafka, at=at)
         said = place_of_topic("from_kafka", where, broker=bootstrap_servers, topic=topic, group=group_id, at=at)
+        facts = make_metadata(metadata, at=at)
         connector = TopicSource(
             said.name,
             broker=said.broker,
@@ -305,6 +309,7 @@ class Reading(Steps[S_co]):
             on_error=make_policy(on_error, at),
             options=tuple((codec_options or {}).items()),
             bounded=bounded,
+            metadata=facts,
         )
         check_unit(time_unit, at)
         time = said.time
@@ -314,9 +319,10 @@ class Reading(Steps[S_co]):
             time = EventTime(column, behind, time_unit or said.time.unit, said.time.idle_after)
         if not isinstance(idle_after, EllipsisType):
             time = replace(time, idle_after=make_idle(idle_after, at))
-        return cls._begin(
-            Source(connector=connector, schema=_told_first(said.schema, _schema(schema, at)), time=time, at=at)
-        )
+        declared = _told_first(said.schema, _schema(schema, at))
+        if declared is not None:
+            declared = with_metadata(declared, facts, at=at)
+        return cls._begin(Source(connector=connector, schema=declared, time=time, at=at))
 
     @classmethod
     def from_topic(cls, topic: Any, **options: Any) -> S_co:

@@ -1,10 +1,13 @@
-"""Claims: a job runs once at a time, under a term that grows with every start.
+"""Claims: a job runs once at a time, under an epoch that grows with every start and every recovery.
+
+The epoch is the one number that fences: it is in the tokens of the exchange and the control link, in the names of state
+files, and in the markers of sinks that the coordinator commits. On disk it is stored as `term`.
 
 The claim is a lock on a file beside the checkpoints. The kernel lets go of it when the process dies, however it dies,
 so the next one never waits for a dead one. An object store has no such lock: there the last coordinator to write its
 token into the job's record owns the job, and every commit of another one is refused (`Claim.check`).
 
-The record is `commits.json`: the incarnation of the job, the term, and the checkpoint through which all sinks have
+The record is `commits.json`: the incarnation of the job, the epoch, and the checkpoint through which all sinks have
 committed. Called by `shoal.dataflow.checkpoint.start` and by the coordinator.
 """
 
@@ -36,11 +39,15 @@ class JobRecord:
     """What a job's coordinator has written down of it."""
 
     incarnation: int
-    term: int
+    epoch: int
     #: Every sink has committed every checkpoint up to this. None: no coordinator has written that down yet.
     through: int | None
-    #: Whose claim it is.
+    #: Which claim it is.
     token: str = ""
+
+
+class JobRunsError(PreconditionError):
+    """Another process runs the job."""
 
 
 class Claim:
@@ -63,9 +70,9 @@ class Claim:
             return
         found = _read(self._path, self._job)
         if found is None or found.token != self._record.token:
-            term = "no" if found is None else f"a newer term, {found.term}"
+            epoch = "no epoch" if found is None else f"a newer epoch, {found.epoch}"
             raise PreconditionError(
-                f"job {self._job!r} was claimed under {term}; this coordinator has term {self._record.term}",
+                f"job {self._job!r} was claimed under {epoch}; this coordinator has epoch {self._record.epoch}",
                 hint="stop this one: another coordinator runs the job",
                 job=self._job,
             )
@@ -89,7 +96,7 @@ class Claim:
             "format": _FORMAT,
             "job": self._job,
             "incarnation": record.incarnation,
-            "term": record.term,
+            "term": record.epoch,
             "through": record.through,
             "token": record.token,
         }
@@ -106,7 +113,7 @@ class Claim:
         except ExhaustedError as error:
             if not is_known or self._lock is None:
                 raise
-            log.warning("job %s: term %d is not recorded: %s", self._job, self._record.term, error)
+            log.warning("job %s: epoch %d is not recorded: %s", self._job, self._record.epoch, error)
 
 
 def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool) -> Claim:
@@ -121,7 +128,7 @@ def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool) -> Cl
         found = record = _read(path, job)
         if record is None:
             record = JobRecord(draw_incarnation(entropy) if is_new else 0, 0, 0 if is_new else None)
-        claim = Claim(path, job, replace(record, term=record.term + 1, token=entropy.token()), lock)
+        claim = Claim(path, job, replace(record, epoch=record.epoch + 1, token=entropy.token()), lock)
         claim.take(is_known=found is not None)
     except BaseException:
         if lock is not None:
@@ -146,7 +153,7 @@ def _lock(folder: str, directory: str, job: str) -> FileLock:
     if _is_suspended(owner):
         text += ", which is suspended"
         hint = f"let it go on with `kill -CONT {owner}` (or `fg` in its shell), or end it with `kill -KILL {owner}`"
-    raise PreconditionError(text, hint=hint)
+    raise JobRunsError(text, hint=hint)
 
 
 def _is_suspended(process: str) -> bool:
@@ -170,7 +177,7 @@ def _read(path: str, job: str) -> JobRecord | None:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", hint=_hint(path)) from error
-    counts = (record.incarnation, record.term, 0 if record.through is None else record.through)
+    counts = (record.incarnation, record.epoch, 0 if record.through is None else record.through)
     if found != (_FORMAT, job) or not all(_is_count(each) for each in counts) or not isinstance(record.token, str):
         raise CheckpointError(f"{path} is not the record of job {job!r} in format {_FORMAT}", hint=_hint(path))
     return record

@@ -1,6 +1,6 @@
 """Runs the checkpoints of one run: carries out what `shoal.dataflow.checkpoint.protocol` decides.
 
-One thread. Tasks write their own state and report where it lies; it writes the manifests, and sends them orders.
+One thread. Tasks write their own state and report where it lies; it writes the manifests, and sends them commands.
 All messages are plain values of `messages`. It commits files and SQL itself, under its claim, so that a
 zombie task can publish nothing; topics are committed by their tasks. While checkpoints cannot be written the job goes
 on, and a warning says how old the last complete one is; sources pause when too much output waits for one.
@@ -16,17 +16,18 @@ from dataclasses import dataclass, replace
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.core.faults import reach
+from shoal.core.threads import Mail, threads_of
 from shoal.dataflow.checkpoint import protocol
 from shoal.dataflow.checkpoint.claim import Claim
 from shoal.dataflow.checkpoint.handles import TaskPart
 from shoal.dataflow.checkpoint.messages import (
     Acknowledged,
+    Command,
     Commit,
     Committed,
     Declined,
     Drained,
     Finish,
-    Order,
     Pause,
     Report,
     Resume,
@@ -92,7 +93,7 @@ class Coordinator:
         layout: Layout,
         highest: int,
         clock: Clock,
-        send: Callable[[TaskId, Order], None],
+        send: Callable[[TaskId, Command], None],
         write_ahead_bytes: int,
     ) -> None:
         self._members = members
@@ -105,7 +106,7 @@ class Coordinator:
         self._layout = layout
         self._clock = clock
         self._send = send
-        self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
+        self._reports: Mail[Report | None] = threads_of(clock).mail()
         self._state = protocol.begin_run(highest, clock.monotonic())
         self._parts: dict[TaskId, TaskPart] = {}
         #: Bytes of output that each sink task holds until a checkpoint takes them, and how many there may be.
@@ -225,6 +226,8 @@ class Coordinator:
             reason="",
         )
         self._completed_at = now
+        for task in sorted(self._members.sources - self._members.committing):
+            self._send(task, Commit(checkpoint))  # nothing waits for them: they commit what lag tools see
         self._follow(protocol.complete(self._state, self._members, checkpoint, now))
         self._storage.prune(checkpoint)
 

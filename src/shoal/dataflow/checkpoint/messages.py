@@ -1,6 +1,6 @@
-"""What the coordinator of a run and its tasks say to each other: plain values, so that they can cross processes later.
+"""The messages between the coordinator of a run and its tasks: plain values that cross processes.
 
-Orders go to a task, reports come from one.
+Commands go to a task, reports come from one. `shoal.dataflow.execution.hosts.control_messages` has their bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,21 @@ class Resume:
     """Read on."""
 
 
-Order: TypeAlias = Trigger | Commit | StopReading | Finish | Pause | Resume
+@dataclass(frozen=True, slots=True)
+class AddSplits:
+    """Read these splits, too: they appeared while the job runs. For source tasks."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlignTime:
+    """The event time of the slowest split among all tasks of the source; None: no split holds the others back."""
+
+    slowest: int | None
+
+
+Command: TypeAlias = Trigger | Commit | StopReading | Finish | Pause | Resume | AddSplits | AlignTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +117,12 @@ class Waiting:
     bytes: int
 
 
-Report: TypeAlias = Acknowledged | Declined | Committed | Drained | Waiting
+@dataclass(frozen=True, slots=True)
+class SourceTime:
+    """The event time of the slowest split of a source task that has still something to read; None when none has."""
+
+    task: TaskId
+    slowest: int | None
+
+
+Report: TypeAlias = Acknowledged | Declined | Committed | Drained | Waiting | SourceTime

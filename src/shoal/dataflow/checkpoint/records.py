@@ -50,5 +50,3 @@ class History:
     highest: int
     #: The most tasks that each step ever had.
     widths: Mapping[str, int]
-    #: Greater with every start. State files have it in their names.
-    epoch: int = 0

@@ -102,7 +102,7 @@ class _Start:
         context = CommitContext(
             job=self.job,
             sink=sink.uid,
-            term=self.claim.record.term,
+            epoch=self.claim.record.epoch,
             parallelism=sink.parallelism,
             former_parallelism=history.widths.get(sink.uid, 0),
             clock=clock,

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from shoal.dataflow.checkpoint.handles import FileHandle
 from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Table, Tables, TableState, split_groups, stack
 
@@ -42,8 +43,12 @@ class StepIndex:
 
     def size_of(self, first: int, end: int) -> int:
         """Bytes of some key groups."""
+        return sum(size for group, size in self.sizes() if first <= group < end)
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """Bytes by key group, a group more than once."""
         pieces = [self.whole, *(part for table in self.tables.values() for part in (table.rows, table.gone))]
-        return sum(place[1] for part in pieces for group, place in part.items() if first <= group < end)
+        return ((group, place[1]) for part in pieces for group, place in part.items())
 
     def is_below(self, floors: Mapping[str, tuple[str, int]]) -> bool:
         """Whether all of its rows are below the floors of their tables, so that nobody needs them."""
@@ -118,7 +123,7 @@ def _encode_table(table: TableState, body: _Body) -> dict[str, Any]:
     found: dict[str, Any] = {
         "schema": _packed_schema(table.rows.schema),
         "keys": list(table.keys),
-        "rows": {str(group): body.put(_message(rows)) for group, rows in split_groups(table.rows, table.groups)},
+        "rows": _put_groups(table.rows, table.groups, body),
     }
     if table.floor is not None:
         found["floor"] = [table.floor[0], int(table.floor[1])]
@@ -126,8 +131,7 @@ def _encode_table(table: TableState, body: _Body) -> dict[str, Any]:
             found["reach"] = int(pc.max(table.rows.column(table.floor[0])).as_py())
     if table.gone is not None and len(table.gone):
         found["gone_schema"] = _packed_schema(table.gone.schema)
-        pieces = split_groups(table.gone, table.gone_groups)
-        found["gone"] = {str(group): body.put(_message(rows)) for group, rows in pieces}
+        found["gone"] = _put_groups(table.gone, table.gone_groups, body)
     return found
 
 
@@ -135,13 +139,20 @@ def _packed_schema(schema: Any) -> str:
     return base64.b64encode(schema.serialize()).decode()
 
 
-def _message(rows: Any) -> Any:
-    if _has_dictionaries(rows.schema):  # those are messages of their own
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_batch(rows)
-        return sink.getvalue()
-    return rows.serialize()
+def _put_groups(table: Table, groups: Integers, body: _Body) -> dict[str, list[int]]:
+    is_coded = _has_dictionaries(table.schema)
+    return {
+        str(group): body.put(_stream(rows) if is_coded else rows.serialize())
+        for group, rows in split_groups(table, groups)
+    }
+
+
+def _stream(rows: Any) -> Any:
+    """A batch with dictionaries, which are messages of their own."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue()
 
 
 def _has_dictionaries(schema: Any) -> bool:

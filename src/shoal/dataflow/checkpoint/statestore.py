@@ -10,7 +10,7 @@ an earlier run still writes can take the place of a file in use. Called by `shoa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shoal.core import files
 from shoal.core.errors import NotFoundError
@@ -23,6 +23,8 @@ from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Tables, merge_tables
 
 _FOLDER = "state"
+#: Bytes that are written at once, at least, while there are more.
+_LEAST_WRITE = 256 * 1024
 _NAME = re.compile(r"([0-9]{12,20})-([0-9]{6,20})-([0-9]{1,10}\.[0-9]{1,10})(-merged)?\.state")
 
 
@@ -34,6 +36,19 @@ def file_name(checkpoint: int, epoch: int, task: TaskId, *, is_merged: bool = Fa
 def is_file_name(name: str) -> bool:
     """Whether it is one."""
     return _NAME.fullmatch(name) is not None
+
+
+def _gathered(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """Small pieces together: a write costs the lock of the interpreter, which the task needs."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _LEAST_WRITE:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
 
 
 class StateStore:
@@ -48,8 +63,8 @@ class StateStore:
         """Write a file; nobody reads it before a manifest names it."""
         pieces, checksum = statefile.encode(state)
         with files.open_file(files.join(self._folder, name), "wb") as file:
-            for piece in pieces:
-                file.write(piece)
+            for part in _gathered(pieces):
+                file.write(part)
         handle = FileHandle(name, sum(map(len, pieces)), checksum)
         header = pieces[0][statefile.START :]
         self._opened[name] = statefile.decode_header(header, handle), len(pieces[0])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.core import files
-from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError, ShoalError
+from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
 from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout, Search
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 _JOB_FORMAT = 1
 _MANIFEST = "manifest.json"
+#: Beside the manifest of a checkpoint that is kept until a person removes it.
+_SAVEPOINT = "savepoint"
 _JOB = "job.json"
 
 
@@ -98,11 +100,22 @@ class CheckpointStorage:
             log.warning("old checkpoints of job %s cannot be listed, and stay for now: %s", self._job, error)
             return
         kept = set(complete[-self._keep :])
+        kept |= {number for number in complete if number not in kept and self._is_savepoint(number)}
         for number in numbers:
             if number not in kept:
                 self._needed.pop(number, None)
                 self._remove(self._directory(number))
         self._prune_files(newest, kept)
+
+    def keep(self, checkpoint: int) -> str:
+        """Make a complete checkpoint a savepoint: it stays until a person removes it. Returns where it is."""
+        directory = self._directory(checkpoint)
+        self._read_manifest(directory, checkpoint)
+        files.write_atomic(files.join(directory, _SAVEPOINT), b"")
+        return directory
+
+    def _is_savepoint(self, checkpoint: int) -> bool:
+        return files.exists(files.join(self._directory(checkpoint), _SAVEPOINT))
 
     def _prune_files(self, newest: int, kept: set[int]) -> None:
         try:
@@ -157,7 +170,7 @@ class CheckpointStorage:
         return self._read(number)
 
     def begin(self, layout: Layout) -> History:
-        """What is known from before. Notes down the new widths and the epoch before anything of them runs.
+        """What is known from before. Writes the new widths down before anything of them runs.
 
         A job that starts again with the same widths starts on a full disk, too.
         """
@@ -169,23 +182,11 @@ class CheckpointStorage:
             )
         before: dict[str, int] = {} if known is None else known["widths"]
         widths = {uid: max(before.get(uid, 0), layout.widths.get(uid, 0)) for uid in before | dict(layout.widths)}
-        epoch = 1 + (0 if known is None else known.get("epoch", 0))
-        content = {
-            "format": _JOB_FORMAT,
-            "job": self._job,
-            "key_groups": layout.key_groups,
-            "widths": widths,
-            "epoch": epoch,
-        }
-        try:
+        if known is None or widths != before:
+            content = {"format": _JOB_FORMAT, "job": self._job, "key_groups": layout.key_groups, "widths": widths}
             files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
-        except ExhaustedError as error:
-            # The claim's lock keeps older epochs out, and numbers of checkpoints are not used again.
-            if widths != before or "://" in self._base:
-                raise
-            log.warning("job %s: epoch %d is not recorded: %s", self._job, epoch, error)
         used = [*self._numbers(), *map(number_of, self._store.list_names())]
-        return History(max(used, default=0), before, epoch)
+        return History(max(used, default=0), before)
 
     def _read_job(self) -> dict[str, Any] | None:
         try:
@@ -197,11 +198,7 @@ class CheckpointStorage:
         path = files.join(self._base, _JOB)
         if not isinstance(content, dict) or content.get("format") != _JOB_FORMAT or content.get("job") != self._job:
             raise CheckpointError(f"{path} is not of job {self._job!r} in format {_JOB_FORMAT}")
-        if (
-            not _is_count(content.get("epoch", 0))
-            or not _is_count(content.get("key_groups"))
-            or not _maps(content.get("widths"), _is_count)
-        ):
+        if not _is_count(content.get("key_groups")) or not _maps(content.get("widths"), _is_count):
             raise CheckpointError(f"{path} does not say the key groups and widths of job {self._job!r}")
         return content
 

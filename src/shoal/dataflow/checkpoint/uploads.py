@@ -8,16 +8,18 @@ Made by `shoal.dataflow.execution.building`, one for each task.
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from shoal.core.errors import ShoalError
 from shoal.core.faults import reach
-from shoal.dataflow.checkpoint.handles import Chain, FileHandle, Link, StepState, TaskPart
+from shoal.core.threads import SYSTEM, Mail, Threads
+from shoal.dataflow.checkpoint.handles import Chain, FileHandle, Link, StepState, TaskPart, cut_chain
 from shoal.dataflow.checkpoint.messages import Acknowledged, Declined, Report, TaskId
 from shoal.dataflow.checkpoint.statefile import StepIndex
 from shoal.dataflow.checkpoint.statestore import StateStore, file_name
@@ -30,6 +32,20 @@ _MOST_LINKS = 16
 #: Seconds that a task waits for its last write to come to an end when it closes.
 _LAST_WRITE = 5.0
 _NO_OUTPUTS: Mapping[str, bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """What a step goes on from, of one task of the checkpoint. Keyed state is read when it is asked for."""
+
+    checkpoint: int
+    subtask: int
+    shared: bytes
+    _read: Callable[[int | None], Iterator[OperatorState]]
+
+    def pieces(self, most_bytes: int | None = None) -> Iterator[OperatorState]:
+        """The state: as a whole, or in pieces of some key groups each, with the shared part in every one."""
+        return self._read(most_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,7 @@ class StateUploads:
         epoch: int,
         key_groups: KeyGroups,
         report: Callable[[Report], None],
+        threads: Threads = SYSTEM,
     ) -> None:
         self._store = store
         self._task = task
@@ -63,22 +80,49 @@ class StateUploads:
         self._handles: dict[str, FileHandle] = {}
         #: What could not be written, by step.
         self._unwritten: dict[str, OperatorState] = {}
-        self._snapshots: queue.SimpleQueue[_Snapshot | None] = queue.SimpleQueue()
+        self._threads = threads
+        self._snapshots: Mail[_Snapshot | None] = threads.mail()
         self._thread: threading.Thread | None = None
 
     def restore(
         self, states: Mapping[str, Sequence[tuple[int, int, StepState]]], handles: Mapping[str, FileHandle]
-    ) -> dict[str, list[tuple[int, int, OperatorState]]]:
-        """Read what a task goes on from: (checkpoint, subtask, state) of each step; and go on with its chains."""
-        found: dict[str, list[tuple[int, int, OperatorState]]] = {}
+    ) -> dict[str, list[RestoredState]]:
+        """What each step goes on from; and go on with its chains."""
+        found: dict[str, list[RestoredState]] = {}
         for uid, steps in states.items():
-            found[uid] = []
-            for number, subtask, step in steps:
-                keyed = self._store.read_chain(uid, step.chain, handles)
-                found[uid].append((number, subtask, replace(keyed, shared=step.shared)))
-                self._chains[uid] = (*self._chains.get(uid, ()), *step.chain)
+            found[uid] = [
+                RestoredState(number, subtask, step.shared, partial(self._read_pieces, uid, step, handles))
+                for number, subtask, step in steps
+            ]
+            self._chains[uid] = tuple(link for _number, _subtask, step in steps for link in step.chain)
         self._handles = {link.file: handles[link.file] for chain in self._chains.values() for link in chain}
         return found
+
+    def _read_pieces(
+        self, uid: str, step: StepState, handles: Mapping[str, FileHandle], most_bytes: int | None
+    ) -> Iterator[OperatorState]:
+        for first, end in self._ranges(uid, step.chain, handles, most_bytes):
+            keyed = self._store.read_chain(uid, cut_chain(step.chain, first, end), handles)
+            yield replace(keyed, shared=step.shared)
+
+    def _ranges(
+        self, uid: str, chain: Chain, handles: Mapping[str, FileHandle], most_bytes: int | None
+    ) -> Iterator[tuple[int, int]]:
+        """Ranges of key groups, all of them together: of so many bytes each, or of one key group."""
+        first, end = self._groups.first, self._groups.end
+        sizes: collections.Counter[int] = collections.Counter()
+        if most_bytes is not None:
+            for link in chain:
+                index = self._store.index(handles[link.file])[uid]
+                for group, size in index.sizes():
+                    sizes[group] += size
+        total = 0
+        for group in range(first, end):
+            if most_bytes is not None and total and total + sizes[group] > most_bytes:
+                yield first, group
+                first, total = group, 0
+            total += sizes[group]
+        yield first, end
 
     def submit(
         self,
@@ -90,8 +134,7 @@ class StateUploads:
     ) -> None:
         """Write the state of a checkpoint, and say so with what sinks have prepared. Returns at once."""
         if self._thread is None:
-            name = f"state {self._task}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = self._threads.thread(self._run, name=f"state {self._task}")
             self._thread.start()
         self._snapshots.put(_Snapshot(checkpoint, state, outputs, pause))
 

@@ -86,6 +86,15 @@ class PlacedReader(Protocol):
 
 
 @runtime_checkable
+class SupportsOffsets(Protocol):
+    """A reader that can say outside how far a job has read, as a consumer group does."""
+
+    def commit_offsets(self, positions: Mapping[str, Any]) -> None:
+        """A complete checkpoint has these positions, by split. Nobody reads them back; returns at once."""
+        ...
+
+
+@runtime_checkable
 class FrugalReader(Protocol):
     """A reader that can leave out of `Fetched` what no step needs."""
 
@@ -238,12 +247,12 @@ class SinkConnector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommitContext:
-    """Who commits: a coordinator, under its term."""
+    """Who commits: a coordinator, under its epoch."""
 
     job: str
     sink: str
-    #: Grows with every start of the job. What an older term wants to commit is refused.
-    term: int
+    #: Grows with every start and every recovery of the job. What an older epoch wants to commit is refused.
+    epoch: int
     parallelism: int
     #: The most tasks that this sink ever had under this job's name: they may have left things open.
     former_parallelism: int
@@ -282,7 +291,7 @@ class SinkCommitter(Protocol):
         ...
 
     def fence(self) -> Mapping[int, Marker | None]:
-        """From now on nothing of an earlier term becomes visible. Returns what was committed, by subtask.
+        """From now on nothing of an earlier epoch becomes visible. Returns what was committed, by subtask.
 
         None is a marker that is not there. `ALL_TASKS` is the key of a marker for all of them.
         """

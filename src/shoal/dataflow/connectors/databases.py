@@ -103,7 +103,8 @@ class CommitRow:
 
     checkpoint: int
     incarnation: int
-    term: int
+    #: In the column `term`.
+    epoch: int
 
 
 class Database(Protocol):
@@ -153,7 +154,7 @@ class _Commits:
         is_there = subtask in self.read_commits(job, sink)
         self._connection.execute(f"DELETE {_OF_SINK} AND subtask <> ?", [job, sink, subtask])
         columns = ("checkpoint", "incarnation", "term", "job", "sink", "subtask")
-        values = [row.checkpoint, row.incarnation, row.term, job, sink, subtask]
+        values = [row.checkpoint, row.incarnation, row.epoch, job, sink, subtask]
         if is_there:
             change = f"UPDATE {_COMMITS} SET {', '.join(f'{name} = ?' for name in columns[:3])}"
             self._connection.execute(f"{change} WHERE {' AND '.join(f'{name} = ?' for name in columns[3:])}", values)

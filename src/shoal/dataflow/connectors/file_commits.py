@@ -1,6 +1,6 @@
 """Commits of file sinks: the coordinator moves what tasks have prepared out of `.pending`.
 
-Beside the pending files lies the sink's marker, `<job>.<sink>.commits.json`: the incarnation, the term and the last
+Beside the pending files lies the sink's marker, `<job>.<sink>.commits.json`: the incarnation, the epoch and the last
 checkpoint whose files were moved. It is written before the first of them is moved, so a marker never says less than
 what is visible. Opened by the sinks of `shoal.dataflow.connectors.file_sinks`.
 """
@@ -60,11 +60,11 @@ class FilesCommitter:
         self._incarnation = 0
 
     def fence(self) -> Mapping[int, Marker | None]:
-        """Only the coordinator moves files, and the marker has its term."""
+        """Only the coordinator moves files, and the marker has its epoch."""
         found = self._read()
         if found is None:
             return {ALL_TASKS: None}
-        marker, _term = found
+        marker, _epoch = found
         self._write(marker)
         return {ALL_TASKS: marker}
 
@@ -82,18 +82,18 @@ class FilesCommitter:
         moves = [move for _task, content in sorted(prepared.items()) for move in decode_moves(content)]
         if not moves:
             return
-        self._check_term()
+        self._check_epoch()
         self._write(Marker(self._incarnation, checkpoint))
         _carry_out(moves)
 
     def close(self) -> None:
         """There is nothing to let go of."""
 
-    def _check_term(self) -> None:
+    def _check_epoch(self) -> None:
         found = self._read()
-        if found is not None and found[1] != self._context.term:
+        if found is not None and found[1] != self._context.epoch:
             raise PreconditionError(
-                f"{self._marker_path} has term {found[1]}, this coordinator term {self._context.term}",
+                f"{self._marker_path} has epoch {found[1]}, this coordinator epoch {self._context.epoch}",
                 hint="stop this one: another coordinator has taken the job over",
             )
 
@@ -107,7 +107,7 @@ class FilesCommitter:
             raise CheckpointError(f"{self._marker_path} cannot be read: {error}") from error
 
     def _write(self, marker: Marker) -> None:
-        content = {"incarnation": marker.incarnation, "checkpoint": marker.checkpoint, "term": self._context.term}
+        content = {"incarnation": marker.incarnation, "checkpoint": marker.checkpoint, "term": self._context.epoch}
         files.write_atomic(self._marker_path, json.dumps(content).encode())
 
 

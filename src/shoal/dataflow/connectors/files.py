@@ -23,6 +23,7 @@ from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.connectors.file_sinks import CsvSink, JsonLinesSink, ParquetSink
 from shoal.dataflow.connectors.folders import FolderValues, folder_scalar, folder_values, partition_fields
+from shoal.dataflow.connectors.pump import Pump
 from shoal.dataflow.connectors.rows import fit
 from shoal.dataflow.connectors.text import OpenedCsv, OpenedLines, Piece, guess_csv, guess_lines
 from shoal.dataflow.language.elements import Batch, Schema
@@ -32,6 +33,8 @@ from shoal.dataflow.language.logical import OnError
 __all__ = ["CsvSink", "CsvSource", "JsonLinesSink", "JsonLinesSource", "ParquetSink", "ParquetSource"]
 
 _NOTHING: frozenset[Split] = frozenset()
+#: Bytes of a Parquet file that are decoded ahead.
+_DECODED = 8 * 1024 * 1024
 
 
 class Opened(Protocol):
@@ -294,7 +297,10 @@ class FilesReader:
 
 
 class _OpenedParquet:
-    """The position is a number of rows: reading goes on in the row group that holds it."""
+    """The position is a number of rows: reading goes on in the row group that holds it.
+
+    A thread decodes ahead of the task, outside of the interpreter's lock, where there is more than one batch.
+    """
 
     def __init__(self, path: str, schema: Schema, batch_size: int, position: int, values: FolderValues) -> None:
         self._file = files.open_file(path)
@@ -306,12 +312,15 @@ class _OpenedParquet:
         self._row = position - skip
         self._skip = skip
         self._schema = schema
-        self._batches: Iterator[Batch] = parquet.iter_batches(
+        batches: Iterator[Batch] = parquet.iter_batches(
             batch_size=batch_size,
             row_groups=groups,
             columns=[name for name in schema.names if name in there],
             use_threads=False,
         )
+        has_more = parquet.metadata.num_rows - self._row > batch_size
+        self._ahead = Pump(batches, limit=_DECODED, weigh=_nbytes, name=path) if has_more else None
+        self._batches = batches if self._ahead is None else iter(self._ahead)
         self._rest: Batch | None = None
 
     def read(self, max_rows: int) -> Piece | None:
@@ -344,7 +353,13 @@ class _OpenedParquet:
         return pa.RecordBatch.from_arrays(arrays, names=self._schema.names)
 
     def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
         self._file.close()
+
+
+def _nbytes(batch: Batch) -> int:
+    return int(batch.nbytes)
 
 
 def _groups_from(parquet: Any, position: int) -> tuple[list[int], int]:

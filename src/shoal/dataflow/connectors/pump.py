@@ -1,4 +1,7 @@
-"""Reads an endless iterator in a thread of its own, so that its task can go on while it waits for the next item."""
+"""Reads an iterator in a thread of its own, so that its task can go on while it waits for the next item.
+
+For endless iterables, and for files that are decoded ahead of their task.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Pump:
         self._thread = threading.Thread(target=self._run, name=f"pump/{name}"[:60], daemon=True)
         self._thread.start()
 
-    def take(self, most: int, timeout: float) -> tuple[list[Any], bool]:
+    def take(self, most: int, timeout: float | None) -> tuple[list[Any], bool]:
         """The items that are there, waiting for one if there is none; and whether there will be no more."""
         with self._changed:
             if not self._ready and not self._is_over and not self._is_woken:
@@ -39,6 +42,14 @@ class Pump:
             if self._error is not None and not self._ready and not taken:
                 raise self._error
             return taken, self._is_over and not self._ready and self._error is None
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items to their end, however long each takes."""
+        while True:
+            taken, is_over = self.take(1, None)
+            yield from taken
+            if is_over:
+                return
 
     def _pop(self) -> Any:
         item, weight = self._ready.popleft()

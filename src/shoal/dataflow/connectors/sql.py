@@ -2,7 +2,7 @@
 
 The tasks of a sink that is exact keep rows until their checkpoint is complete; then the coordinator writes the rows of
 all tasks and a marker in one transaction: the table `shoal_commits` holds the last checkpoint, the incarnation and the
-term of each job's sinks. A start looks at it. With keys a sink replaces and deletes rows, so it can hold changes.
+epoch of each job's sinks. A start looks at it. With keys a sink replaces and deletes rows, so it can hold changes.
 """
 
 from __future__ import annotations
@@ -305,13 +305,13 @@ class SqlCommitter:
         self._committed: Mapping[int, int] = {}
 
     def fence(self) -> Mapping[int, Marker | None]:
-        """Put this term into the rows of the sink: a commit under another one is refused."""
+        """Put this epoch into the rows of the sink: a commit under another one is refused."""
         job, sink = self._context.job, self._context.sink
         with self._table.transaction(None) as database:
             found = database.read_commits(job, sink)
             if len(found) == 1 and ALL_TASKS in found:
                 row = found[ALL_TASKS]
-                database.note(job, sink, ALL_TASKS, CommitRow(row.checkpoint, row.incarnation, self._context.term))
+                database.note(job, sink, ALL_TASKS, CommitRow(row.checkpoint, row.incarnation, self._context.epoch))
         # A job of an older version has a row for each task.
         return {task: Marker(row.incarnation, row.checkpoint) for task, row in found.items()} or {ALL_TASKS: None}
 
@@ -342,21 +342,21 @@ class SqlCommitter:
         newest = max([checkpoint, *self._committed.values()])
         with self._table.transaction(batches[0].schema if batches else None) as database:
             if not is_first:
-                self._check_term(database.read_commits(job, sink))
+                self._check_epoch(database.read_commits(job, sink))
             for batch in batches:
                 database.write(batch)
-            database.note(job, sink, ALL_TASKS, CommitRow(newest, self._incarnation, self._context.term))
+            database.note(job, sink, ALL_TASKS, CommitRow(newest, self._incarnation, self._context.epoch))
         self._committed = {ALL_TASKS: newest}
 
     def _done(self, task: int) -> int:
         """Through which checkpoint the rows of a task are in the table."""
         return max(self._committed.get(task, 0), self._committed.get(ALL_TASKS, 0))
 
-    def _check_term(self, found: Mapping[int, CommitRow]) -> None:
+    def _check_epoch(self, found: Mapping[int, CommitRow]) -> None:
         row = found.get(ALL_TASKS)
-        if row is None or (row.incarnation, row.term) != (self._incarnation, self._context.term):
-            term = "no coordinator" if row is None else f"term {row.term}"
+        if row is None or (row.incarnation, row.epoch) != (self._incarnation, self._context.epoch):
+            epoch = "no coordinator" if row is None else f"epoch {row.epoch}"
             raise PreconditionError(
-                f"{self._table.label}: the sink belongs to {term}, this coordinator has term {self._context.term}",
+                f"{self._table.label}: the sink belongs to {epoch}, this coordinator has epoch {self._context.epoch}",
                 hint="stop this one: another coordinator has taken the job over",
             )

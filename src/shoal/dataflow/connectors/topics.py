@@ -18,6 +18,8 @@ from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, pr
 from shoal.dataflow.connectors.base import CommitContext, Fetched, SinkContext, SinkMode, Split
 from shoal.dataflow.connectors.brokers import return_topics, take_topics, topics_of, transaction_timeout
 from shoal.dataflow.connectors.topic_commits import Target, TopicCommitter
+from shoal.dataflow.connectors.topic_metadata import Metadata, MetadataColumns, with_metadata
+from shoal.dataflow.connectors.topic_offsets import GroupOffsets
 from shoal.dataflow.connectors.topic_samples import columns_of_objects, columns_of_streams
 from shoal.dataflow.connectors.topic_writers import ExactTopicWriter, Recording, TopicWriter
 from shoal.dataflow.language.elements import Batch, Schema
@@ -40,6 +42,9 @@ _SAMPLE_SECONDS = 1.0
 _FETCH_BYTES = 8 * 1024 * 1024
 
 _STARTS = ("earliest", "latest", "committed")
+
+#: Codecs whose rows have one column.
+_ONE_COLUMN = ("raw", "bytes", "string")
 
 _NOTHING: frozenset[Split] = frozenset()
 
@@ -65,6 +70,8 @@ class TopicSource:
     #: Read up to what was there at the start, and end.
     bounded: bool = False
     columns: tuple[str, ...] | None = None
+    #: Facts of records that become columns.
+    metadata: Metadata = ()
 
     def __post_init__(self) -> None:
         if self.start not in _STARTS:
@@ -91,7 +98,7 @@ class TopicSource:
 
     def find_schema(self) -> Schema:
         """The declared columns, else those of a sample. An empty topic has none to show."""
-        schema = self.schema if self.schema is not None else self._sample()
+        schema = with_metadata(self.schema if self.schema is not None else self._sample(), self.metadata)
         return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
 
     def find_splits(self) -> Sequence[Split]:
@@ -146,8 +153,11 @@ class TopicReader:
 
     def __init__(self, source: TopicSource, splits: Sequence[Split], schema: Schema) -> None:
         self._source = source
-        self._schema = schema
         self._codec = source.make_codec()
+        self._metadata = MetadataColumns(schema, source.metadata)
+        self._payload = self._metadata.payload
+        if not self._payload.names and source.codec in _ONE_COLUMN:
+            self._payload = pa.schema([pa.field("value", pa.binary())])
         self._splits = {self._partition(split): split for split in splits}
         self._sought: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
@@ -156,6 +166,7 @@ class TopicReader:
         self._has_headers = False
         self._reader: Reader | None = None
         self._topics = take_topics(source.broker)
+        self._offsets = GroupOffsets(self._topics, source.group)
 
     def need(self, *, times: bool, traces: bool) -> None:
         """What of a record is read beside its value."""
@@ -220,6 +231,12 @@ class TopicReader:
         reader.pause(named)
         reader.resume(self._splits.keys() - named)
 
+    def commit_offsets(self, positions: Mapping[str, Any]) -> None:
+        """Let the consumer group of the source show how far it was read."""
+        offsets = {self._partition(Split(name)): int(at) for name, at in positions.items() if at is not None}
+        if self._source.group and offsets:
+            self._offsets.commit(offsets)
+
     def wake(self) -> None:
         """End a read that waits."""
         if self._reader is not None:
@@ -228,6 +245,7 @@ class TopicReader:
     def close(self) -> None:
         """Let go of the partitions."""
         try:
+            self._offsets.close()
             if self._reader is not None:
                 self._reader.close()
         finally:
@@ -248,9 +266,9 @@ class TopicReader:
     def _columns(self) -> list[str]:
         """Those of a record that are looked at. What cannot be read is shown with its key."""
         columns = ["offset", "key", "value"]
-        if self._needs_times:
+        if self._needs_times or "timestamp" in self._metadata.wanted:
             columns.append("timestamp")
-        if self._needs_times or self._needs_traces:  # event times are in the headers, too
+        if self._needs_times or self._needs_traces or "headers" in self._metadata.wanted:  # event times are there, too
             columns.append("headers")
         return columns
 
@@ -271,16 +289,16 @@ class TopicReader:
         return batch.slice(0, int(offsets.searchsorted(end)))
 
     def _decode(self, partition: TopicPartition, batch: Batch, position: int) -> Fetched:
-        decoded = self._codec.decode(batch, self._schema)
+        decoded = self._codec.decode(batch, self._payload)
         traces = self._traces(batch)
         times = event_times(batch) if self._needs_times or traces is not None else None
-        if decoded.rows.num_rows != batch.num_rows or decoded.poison.num_rows:
+        if len(decoded.records) != batch.num_rows or decoded.poison.num_rows:
             times = None if times is None else times.take(decoded.records)
             traces = None if traces is None else traces.take(decoded.records)
         poison = decoded.poison if decoded.poison.num_rows else None
         return Fetched(
             self._splits[partition],
-            decoded.rows,
+            self._metadata.add(decoded.rows, partition.partition, batch, decoded.records),
             position,
             poison=poison,
             times=times,

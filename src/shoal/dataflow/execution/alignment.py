@@ -2,7 +2,7 @@
 
 Watermarks, barriers and idleness are control frames: they need no room and keep their place behind the batches, so a
 barrier always gets into a full channel. Of a channel that brought barrier n nothing more is read until every channel
-has brought it or has ended, and only then the reader is given the barrier. A reader may prefer some inputs, but not
+has brought it or has ended, and only then the reader gets the barrier. A reader may prefer some inputs, but not
 while a barrier is being aligned: the inputs that have not brought it are all needed then. Called by
 `shoal.dataflow.execution.task`; channels are `shoal.exchange`'s, within the process and between processes.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.core.errors import ShoalError
+from shoal.core.threads import SYSTEM, Threads
 from shoal.dataflow.language.elements import Barrier, Element, End, Watermark
 from shoal.exchange import base as exchange
 from shoal.exchange.errors import Cancelled
@@ -82,8 +83,8 @@ def _element_of(item: exchange.Item) -> Element | Idle:
 class AlignedInbox(BaseInbox[Received]):
     """All inputs of a task. `ports[i]` is the input of the operator that channel i leads to."""
 
-    def __init__(self, ports: Sequence[int], *, capacity: int) -> None:
-        super().__init__(len(ports), capacity=capacity)
+    def __init__(self, ports: Sequence[int], *, capacity: int, threads: Threads = SYSTEM) -> None:
+        super().__init__(len(ports), capacity=capacity, threads=threads)
         self._ports = tuple(ports)
         self._aligned = [False] * len(ports)
         self._ended = [False] * len(ports)

@@ -1,6 +1,6 @@
 """Builds the tasks of a run from a physical plan: operators, chains, channels and routers.
 
-Called by `shoal.dataflow.execution.engine`. Which operator does a node's work is said by `make_operator`; sources,
+Called by `shoal.dataflow.execution.engine`. `make_operator` chooses the operator of a node; sources,
 sinks and steps that only say where rows go are built here.
 """
 
@@ -12,6 +12,7 @@ from functools import partial
 
 from shoal.core import files
 from shoal.core.clock import Clock
+from shoal.core.threads import threads_of
 from shoal.dataflow.checkpoint.messages import Report, TaskId, Waiting
 from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
@@ -44,6 +45,7 @@ from shoal.dataflow.language.logical import (
 from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.base import Context, Operator, OperatorState
 from shoal.dataflow.plan.facts import Facts
+from shoal.dataflow.plan.merging import can_keep_apart
 from shoal.dataflow.plan.physical import PhysicalPlan, Role, Stage, Step, key_groups_of, kind_of
 
 #: Nodes whose steps keep something that a restart needs. How far a step that names event time had come is not: without
@@ -64,8 +66,8 @@ class Program:
     facts: Mapping[Node, Facts]
     settings: FlowSettings
     clock: Clock
-    #: The splits of each source, by its uid, as they were when the run started.
-    splits: Mapping[str, tuple[Split, ...]]
+    #: The splits of each source, by its uid, and of each of its tasks, as they were when the run started.
+    splits: Mapping[str, tuple[tuple[Split, ...], ...]]
     #: The incarnation of the job, which its sinks' markers carry.
     incarnation: int
     scratch: str
@@ -245,7 +247,9 @@ class _TaskPlan:
             return None
         facts = self._program.facts
         inputs = [facts[each] for each in node.inputs]
-        return make_operator(Work(node, inputs, facts[node], step.role, self._program.settings.state))
+        outputs = self._program.plan.outputs_of(self._stage.number)
+        apart = can_keep_apart(self._stage, self._stage.steps.index(step), outputs, facts)
+        return make_operator(Work(node, inputs, facts[node], step.role, self._program.settings.state, apart))
 
     def _sink(self, step: Step, node: Sink) -> SinkStep:
         program = self._program
@@ -269,7 +273,14 @@ class _TaskPlan:
             return None
         groups = key_groups_of(self._subtask, self._stage.parallelism, program.plan.key_groups)
         store = program.storage.open_store()
-        return StateUploads(store=store, task=self._ident, epoch=program.epoch, key_groups=groups, report=report)
+        return StateUploads(
+            store=store,
+            task=self._ident,
+            epoch=program.epoch,
+            key_groups=groups,
+            report=report,
+            threads=threads_of(program.clock),
+        )
 
     def _report_waiting(self, sink: str, waiting_bytes: int) -> None:
         self._reporting.report(Waiting(self._ident, sink, waiting_bytes))
@@ -282,9 +293,7 @@ class _TaskPlan:
         share = SourceShare(
             node=step.node,
             schema=facts.schema,
-            splits=program.splits[step.uid],
-            subtask=self._subtask,
-            parallelism=self._stage.parallelism,
+            splits=program.splits[step.uid][self._subtask],
             needs_time=facts.needs_time,
             carries_headers=carries_headers(step.node, program.plan),
         )

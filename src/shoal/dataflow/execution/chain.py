@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from shoal.dataflow.checkpoint.uploads import RestoredState
 from shoal.dataflow.execution.alignment import Idle, send
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Watermark
-from shoal.dataflow.language.failures import OperatorFailedError
+from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError
 from shoal.dataflow.language.logical import Location
 from shoal.dataflow.operators.base import Context, Operator, OperatorState
 from shoal.dataflow.plan.physical import MAIN
@@ -90,6 +91,11 @@ class Router:
         self._idle = False
         for index, part in self._share(batch):
             send(self._channels[index], part)
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long its channels were full."""
+        return sum(channel.blocked_seconds for channel in self._channels)
 
     def advance(self, watermark: int) -> None:
         """Tell the watermark when it has grown."""
@@ -225,8 +231,15 @@ class StepCounts:
     received: int = 0
     #: Bytes in the queue in front of it; 0 for a step that is called by another one.
     waiting_bytes: int = 0
+    #: Of the task that begins with it, 0 for a step that is called by another one: bytes that came in (of a source a
+    #: figure from samples), seconds in which it worked, and seconds in which it waited for room behind it.
+    received_bytes: int = 0
+    busy_seconds: float = 0.0
+    backpressured_seconds: float = 0.0
 
 
+#: Bytes of state that a step takes in at once, where it can.
+_PIECE_BYTES = 32 * 1024 * 1024
 #: The state of a step that has put everything out: there is nothing left in it, and nothing more to come.
 _ENDED = b"ended"
 _OVER = OperatorState(shared=_ENDED)
@@ -273,24 +286,33 @@ class Chain:
     # -- life -------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open every step, from the last to the first: whoever emits finds those behind it ready."""
+        """Open every step, from the last to the first: a step that emits finds those behind it ready."""
         for step in reversed(self._steps):
             if step.operator is not None:
                 self._opened.append(step)
                 step.call(step.operator.open, step.context)
 
-    def restore(self, states: Mapping[str, Sequence[tuple[int, int, OperatorState]]]) -> None:
-        """Go on from (checkpoint, subtask, state) of each step. Those of sinks are committed before any task runs."""
+    def restore(self, states: Mapping[str, Sequence[RestoredState]]) -> None:
+        """Go on from the states of each step. Those of sinks are committed before any task runs."""
         for step in self._steps:
             found = states.get(step.uid, ())
             if step.sink is None and step.operator is not None and found:
-                self._restore_step(step, step.operator, [state for _checkpoint, _subtask, state in found])
+                self._restore_step(step, step.operator, found)
 
-    def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[OperatorState]) -> None:
+    def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[RestoredState]) -> None:
         ended = [is_over(state.shared) for state in states]
         place, width = step.context.subtask, step.context.parallelism
         step.has_ended = all(ended) or (len(ended) == width and ended[place])
-        step.call(operator.restore, [state for state, over in zip(states, ended, strict=True) if not over])
+        going = [state for state, over in zip(states, ended, strict=True) if not over]
+        if not operator.restores_in_pieces:
+            step.call(operator.restore, [piece for state in going for piece in state.pieces()])
+            return
+        try:
+            operator.restore(piece for state in going for piece in state.pieces(_PIECE_BYTES))
+        except CheckpointError:  # of a file, not of the step
+            raise
+        except Exception as error:
+            raise step.failed(error) from error
 
     def end(self) -> None:
         """All inputs have ended. Steps put out what is left only if event time has come to its end, too."""
@@ -453,6 +475,11 @@ class Chain:
             step.call(sink.flush)
 
     # -- looking ----------------------------------------------------------------------------------------------
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long it has waited for room in the channels behind it."""
+        return sum(router.blocked_seconds for step in self._steps for router in step.routers)
 
     def preferred_ports(self) -> frozenset[int]:
         """The inputs that the first step would rather read."""

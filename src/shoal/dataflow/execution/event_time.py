@@ -75,7 +75,7 @@ class Watermarks:
     the task is idle and its watermark stands still. It never goes back.
 
     A split is idle when it brought nothing for the time that the user gave. With `confirms` it must have been at its
-    end all that time, and whoever holds it must have confirmed that: a slow one is not idle.
+    end all that time, and its broker must have confirmed that: a slow one is not idle.
     """
 
     def __init__(self, time: EventTime, splits: Iterable[Split], now: float, *, confirms: bool = False) -> None:
@@ -136,14 +136,18 @@ class Watermarks:
             self._current = max(self._current, least - self._disorder)
         return self._current, False
 
-    def too_far(self, drift: int, at_end: Collection[str], now: float) -> frozenset[str]:
-        """The splits that are more than `drift` ahead of the slowest one that has still something to read."""
-        heard = {name: each for name, each in self._open.items() if each.greatest > START_OF_TIME}
-        behind = [each for name, each in heard.items() if name not in at_end and not self._is_idle(each, now)]
-        if not behind:
-            return frozenset()
-        most = min(each.greatest for each in behind) + drift
-        return frozenset(name for name, each in heard.items() if each.greatest > most)
+    def slowest(self, at_end: Collection[str], now: float) -> int | None:
+        """The time of the slowest split that has still something to read; None when there is none."""
+        behind = (
+            each.greatest
+            for name, each in self._open.items()
+            if each.greatest > START_OF_TIME and name not in at_end and not self._is_idle(each, now)
+        )
+        return min(behind, default=None)
+
+    def beyond(self, most: int) -> frozenset[str]:
+        """The splits whose time is greater than this."""
+        return frozenset(name for name, each in self._open.items() if each.greatest > most)
 
     def _is_idle(self, progress: _Progress, now: float) -> bool:
         return self._is_silent(progress, now) and (not self._confirms or progress.confirmed_at is not None)

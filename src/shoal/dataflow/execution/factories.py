@@ -65,8 +65,10 @@ class Work:
     inputs: Sequence[Facts]
     facts: Facts
     role: Role
-    #: Where keyed state of process functions lies: memory or rocks.
+    #: Where state of process functions lies, and rows of joins: memory or rocks.
     state: str = "memory"
+    #: Whether the steps behind a merge tell its inputs apart again.
+    keep_apart: bool = False
 
     @property
     def schema(self) -> Schema | None:
@@ -229,7 +231,7 @@ def _custom(work: Work) -> Operator:
 
 def _merge(work: Work) -> Operator:
     node: Merge = work.node
-    return merge.Merge(by=node.by, ports=len(node.inputs), schema=work.facts.schema)
+    return merge.Merge(by=node.by, ports=len(node.inputs), schema=work.facts.schema, keep_apart=work.keep_apart)
 
 
 def _join(work: Work) -> Operator:
@@ -250,11 +252,11 @@ def _join(work: Work) -> Operator:
         case JoinMode.REGULAR if node.right_is_unique:
             return UniqueJoin(**settings)
         case JoinMode.REGULAR:
-            return RegularJoin(emits_changes=work.facts.changes, ttl=node.ttl, **settings)
+            return RegularJoin(emits_changes=work.facts.changes, ttl=node.ttl, state=work.state, **settings)
         case JoinMode.WINDOW if isinstance(node.window, SlidingWindow):
             return WindowJoin(window=node.window, emits_time=work.facts.needs_time, **settings)
         case JoinMode.INTERVAL:
-            return IntervalJoin(lower=node.lower, upper=node.upper, **settings)
+            return IntervalJoin(lower=node.lower, upper=node.upper, state=work.state, **settings)
         case JoinMode.ASOF:
             return AsOfJoin(tolerance=node.tolerance, direction=node.direction, **settings)
         case JoinMode.TABLE:

@@ -2,8 +2,9 @@
 
 Cutting copies nothing. Each worker has operators of its own and a deque of morsels; one that has none left takes from
 the other end of another's. Rows come out in the order in which they came in. It is an option
-(`FlowSettings.morsel_workers`): what it is worth depends on how long kernels run outside of the interpreter's lock.
-Built by `shoal.dataflow.execution.building`, called as an operator.
+(`FlowSettings.morsel_workers`): what it is worth depends on how long kernels run outside of the interpreter's lock. So
+a step tries both ways, sharing a batch out and working on it alone, and stays with the quicker one. Built by
+`shoal.dataflow.execution.building`, called as an operator.
 """
 
 from __future__ import annotations
@@ -147,12 +148,49 @@ class _Round:
         self._done.wait()
 
 
+#: Batches that each way is tried with at first; the first of them warms caches up.
+_TRIALS = 3
+#: After so many batches the other way is tried again.
+_STAY = 100
+#: Sharing has to be so much quicker: what it uses of other cores is then worth it.
+_GAIN = 0.95
+
+
+class Choice:
+    """Whether batches are shared out, decided by what rows cost in both ways. Pure."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._costs: dict[bool, float] = {}
+        self._shares = True
+
+    def next(self) -> bool:
+        """Whether the next batch is shared out."""
+        if self._count < 2 * _TRIALS:
+            return self._count < _TRIALS
+        is_trial = self._count % _STAY == 0
+        return self._shares is not is_trial
+
+    def took(self, is_shared: bool, seconds: float, rows: int) -> None:
+        """What a batch cost."""
+        self._count += 1
+        if self._count in (1, _TRIALS + 1):
+            return
+        cost = seconds / max(1, rows)
+        if self._count <= 2 * _TRIALS:
+            cost = min(cost, self._costs.get(is_shared, cost))
+        self._costs[is_shared] = cost
+        if self._count >= 2 * _TRIALS:
+            self._shares = self._costs[True] <= _GAIN * self._costs[False]
+
+
 class MorselStep(Operator):
     """Several stateless steps as one, over morsels. The task's own thread is the first of the workers."""
 
     def __init__(self, make: Callable[[], Sequence[Operator]], *, workers: int, rows: int) -> None:
         self._pipelines = [Pipeline(make()) for _ in range(workers)]
         self._rows = rows
+        self._choice = Choice()
         self._threads: list[threading.Thread] = []
         self._rounds: list[_Round | None] = [None] * workers
         self._wanted = threading.Condition()
@@ -160,6 +198,7 @@ class MorselStep(Operator):
 
     def open(self, context: Context) -> None:
         """Open the operators of every worker, and start the workers."""
+        self._clock = context.clock
         for pipeline in self._pipelines:
             for operator in pipeline.operators:
                 operator.open(context)
@@ -173,9 +212,15 @@ class MorselStep(Operator):
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Run the steps over a batch."""
         if batch.num_rows < 2 * self._rows or len(self._pipelines) == 1:
-            for made in self._pipelines[0].run(batch):
-                out.emit(made)
-            return
+            made = self._pipelines[0].run(batch)
+        else:
+            is_shared, began = self._choice.next(), self._clock.monotonic()
+            made = self._run_shared(batch) if is_shared else self._pipelines[0].run(batch)
+            self._choice.took(is_shared, self._clock.monotonic() - began, batch.num_rows)
+        for each in made:
+            out.emit(each)
+
+    def _run_shared(self, batch: Batch) -> list[Batch]:
         morsels = [batch.slice(start, self._rows) for start in range(0, batch.num_rows, self._rows)]
         current = _Round(morsels, len(self._pipelines))
         with self._wanted:
@@ -185,9 +230,7 @@ class MorselStep(Operator):
         current.wait()
         if current.error is not None:
             raise current.error
-        for batches in current.results:
-            for made in batches:
-                out.emit(made)
+        return [made for batches in current.results for made in batches]
 
     def _serve(self, worker: int) -> None:
         while True:

@@ -1,7 +1,7 @@
 """The channels between tasks, and how rows are shared out over them: by key, to all, in turn, to one, task to task.
 
 A task host makes `Channels` for its tasks: inboxes for what comes in, and for each router the sending ends, within the
-process or to other hosts. Called by `shoal.dataflow.execution.building` and `shoal.dataflow.execution.host`.
+process or to other hosts. Called by `shoal.dataflow.execution.building` and `shoal.dataflow.execution.hosts.task_host`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
+from shoal.core.threads import SYSTEM, Threads
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.execution.alignment import AlignedInbox
 from shoal.dataflow.execution.chain import Router, Share
@@ -45,8 +46,11 @@ def assign_tasks(plan: PhysicalPlan, hosts: int) -> dict[TaskId, int]:
 class Channels:
     """The channels of the tasks that one host runs."""
 
-    def __init__(self, plan: PhysicalPlan, tasks: Collection[TaskId], *, queue_bytes: int) -> None:
+    def __init__(
+        self, plan: PhysicalPlan, tasks: Collection[TaskId], *, queue_bytes: int, threads: Threads = SYSTEM
+    ) -> None:
         self._plan = plan
+        self._threads = threads
         self._connect: Connect = _nobody
         self.inboxes: Mapping[TaskId, AlignedInbox] = {
             task: self._inbox(task, queue_bytes) for task in tasks if plan.inputs_of(task.stage)
@@ -54,7 +58,8 @@ class Channels:
 
     def _inbox(self, task: TaskId, queue_bytes: int) -> AlignedInbox:
         channels = channels_into(self._plan, task)
-        return AlignedInbox([edge.port for edge, _ in channels], capacity=max(1, queue_bytes // len(channels)))
+        ports = [edge.port for edge, _ in channels]
+        return AlignedInbox(ports, capacity=max(1, queue_bytes // len(channels)), threads=self._threads)
 
     def serve(self, endpoint: Endpoint) -> None:
         """Let tasks of other hosts send to these."""

@@ -3,8 +3,8 @@
 What killed runs leave behind goes.
 
 Each run has a directory below a common one, and beside it a file that it holds locked for as long as it lives. The
-kernel lets go of the lock when the process dies, however it dies: whoever makes a directory removes those first whose
-lock is free. Called by `shoal.dataflow.execution.host` and `shoal.dataflow.execution.processes`.
+kernel lets go of the lock when the process dies, however it dies: each run first removes the directories whose lock is
+free. Called by `shoal.dataflow.execution.hosts.task_host` and `shoal.dataflow.execution.hosts.processes`.
 """
 
 from __future__ import annotations

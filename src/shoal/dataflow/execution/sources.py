@@ -1,5 +1,6 @@
-"""How a source task reads: splits shared out, event times and watermarks per split, batches of the right size.
+"""How a source task reads: its splits, event times and watermarks per split, batches of the right size.
 
+The coordinator assigns splits (`shoal.dataflow.execution.coordinator.splits`); no task looks for any.
 `SourceDriver` is driven by `shoal.dataflow.execution.task` in one thread and drives a connector's `SplitReader`.
 """
 
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,7 @@ from shoal.dataflow.connectors.base import (
     Split,
     SplitReader,
     SupportsHold,
+    SupportsOffsets,
     TailingReader,
     WakeableReader,
 )
@@ -48,20 +49,6 @@ ERRORS = pa.schema(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Splits
-
-
-def share_splits(splits: Sequence[Split], subtask: int, parallelism: int) -> tuple[Split, ...]:
-    """The splits of one task: every `parallelism`-th of them."""
-    return tuple(splits[subtask::parallelism])
-
-
-def owns_new_split(split: Split, subtask: int, parallelism: int) -> bool:
-    """Whether a split that turned up while the job runs is this task's. All tasks agree, whatever they have seen."""
-    return zlib.crc32(split.name.encode()) % parallelism == subtask
-
-
-# ---------------------------------------------------------------------------------------------------------
 # Sizes
 
 
@@ -74,14 +61,18 @@ class BatchSize:
         self._most = settings.batch_rows
         self._bytes = settings.batch_bytes
         self._seen = 0
+        self._width = 1.0
+        #: Bytes of all batches, by the widths of those that were counted.
+        self.total_bytes = 0
         self.rows = settings.batch_rows
 
     def saw(self, batch: Batch) -> None:
         """A batch came."""
         self._seen += 1
         if batch.num_rows and (self._seen == 1 or self._seen % self._EVERY == 0):
-            width = max(1.0, batch.nbytes / batch.num_rows)
-            self.rows = max(1, min(self._most, int(self._bytes / width)))
+            self._width = max(1.0, batch.nbytes / batch.num_rows)
+            self.rows = max(1, min(self._most, int(self._bytes / self._width)))
+        self.total_bytes += int(batch.num_rows * self._width)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -95,10 +86,8 @@ class SourceShare:
     node: Source
     #: The columns, without the engine's own.
     schema: Schema
-    #: Every split that there was at the start, in the connector's order.
+    #: The splits that the coordinator assigned to this task at the start.
     splits: tuple[Split, ...]
-    subtask: int
-    parallelism: int
     #: Whether something behind it needs event time.
     needs_time: bool
     #: Whether a sink behind it writes the traces and event times of records down.
@@ -115,8 +104,10 @@ class SourceDriver:
         self._settings = settings
         self._clock = clock
         self._time = share.node.time if share.needs_time else None
-        self._splits = {each.name: each for each in share_splits(share.splits, share.subtask, share.parallelism)}
+        self._splits = {each.name: each for each in share.splits}
         self._positions: dict[str, Any] = {}
+        #: The positions of checkpoints that are not known to be complete.
+        self._noted: dict[int, dict[str, Any]] = {}
         self._ended: set[str] = set()
         self._restored: dict[str, dict[str, Any]] = {}
         self._marks: Watermarks | None = None
@@ -128,7 +119,9 @@ class SourceDriver:
         self._holding: SupportsHold | None = None
         self.held: frozenset[str] = frozenset()
         self._drift = int(settings.split_drift * 1_000_000)
-        self._look_at = 0.0
+        #: The time of the slowest split of this task, and of all tasks of the source as the coordinator told it.
+        self.slowest: int | None = None
+        self._slowest_of_all: int | None = None
         self._waking = threading.Lock()
         self._is_woken = False
         self.size = BatchSize(settings)
@@ -151,8 +144,7 @@ class SourceDriver:
     def _check_origin(self, source: str, splits: Mapping[str, Any]) -> None:
         """Places in one topic mean nothing in another, though both have a partition 0."""
         mine = _topic_of(self._connector)
-        known = {each.name for each in self._share.splits}
-        if source != mine and not known.isdisjoint(splits):
+        if source != mine and not self._splits.keys().isdisjoint(splits):
             raise PreconditionError(
                 f"the checkpoint has the places that were reached in topic {source!r}, and the program reads {mine!r}",
                 hint="a source of something else is another source: give it a uid of its own, .uid(…), and start with "
@@ -162,10 +154,9 @@ class SourceDriver:
 
     def open(self) -> None:
         """Begin to read."""
-        now, silent = self._clock.monotonic(), self._silence.seconds()
+        silent = self._silence.seconds()
         self._ended = {name for name in self._splits if self._restored.get(name, {}).get("ended")}
         reading = [split for name, split in self._splits.items() if name not in self._ended]
-        self._look_at = now + self._settings.discovery
         self._open_reader(reading)
         if self._time is not None:
             # A split that has an end is not at it before it has ended, however long it brings nothing.
@@ -180,7 +171,7 @@ class SourceDriver:
             self._positions |= self._reader.places()
 
     def _open_reader(self, reading: Sequence[Split]) -> None:
-        """Begin to read. Splits that turned up while the job was down are read from their start, whatever was said."""
+        """Begin to read. Splits that appeared while the job was down are read from their start, whatever `start` is."""
         known = [split for split in reading if not self._restored or split.name in self._restored]
         new = [split for split in reading if split not in known]
         reader = self._connector.open_reader(known, self._share.schema, clock=self._clock)
@@ -233,11 +224,12 @@ class SourceDriver:
 
     def _align(self, marks: Watermarks, now: float) -> None:
         """Leave splits unread that are too far ahead in event time: windows stay open for the slowest one."""
-        if not self._drift or self._holding is None or len(self._splits) < 2:
+        if not self._drift:
             return
-        at_end = () if self._tail is None else self._tail.at_end()
-        held = marks.too_far(self._drift, at_end, now)
-        if held != self.held:
+        self.slowest = marks.slowest(() if self._tail is None else self._tail.at_end(), now)
+        known = [each for each in (self.slowest, self._slowest_of_all) if each is not None]
+        held = marks.beyond(min(known) + self._drift) if known else frozenset()
+        if held != self.held and self._holding is not None:
             self.held = held
             self._holding.hold(held)
 
@@ -255,26 +247,22 @@ class SourceDriver:
         """Whether there is no split to read for now."""
         return len(self._ended) == len(self._splits)
 
-    def look_for_splits(self) -> None:
-        """Ask an endless source from time to time whether there is more of it."""
-        now = self._clock.monotonic()
-        if self.is_bounded or now < self._look_at or not isinstance(self._reader, GrowingReader):
+    def add_splits(self, splits: Iterable[Split]) -> None:
+        """Read these, too. A reader that cannot take more reads them after the next start."""
+        if self.is_bounded or not isinstance(self._reader, GrowingReader):
             return
-        self._look_at = now + self._settings.discovery
-        known = {each.name for each in self._share.splits} | self._splits.keys()
-        share = self._share
-        new = [
-            each
-            for each in self._connector.find_splits()
-            if each.name not in known and owns_new_split(each, share.subtask, share.parallelism)
-        ]
+        new = [split for split in splits if split.name not in self._splits]
         for split in new:
             self._splits[split.name] = split
             if self._marks is not None:
                 self._marks.add(split, self._silence.seconds())
         if new:
             self._reader.add(new)
-            self.held = frozenset()  # whatever was paused is read again
+            self.held = frozenset()  # the reader resumes every split
+
+    def align_time(self, slowest: int | None) -> None:
+        """The time of the slowest split of all tasks of this source; None: no split holds the others back."""
+        self._slowest_of_all = slowest
 
     def wake(self) -> None:
         """End a `fetch` that waits, if the reader can. Called by other threads."""
@@ -293,6 +281,18 @@ class SourceDriver:
         """The places that its splits have reached."""
         splits = {name: self._entry(split) for name, split in self._splits.items()}
         return OperatorState(shared=json.dumps({"topic": _topic_of(self._connector), "splits": splits}).encode())
+
+    def note_positions(self, checkpoint: int) -> None:
+        """Remember the positions of a checkpoint until it is complete."""
+        if isinstance(self._reader, SupportsOffsets):
+            self._noted[checkpoint] = dict(self._positions)
+
+    def commit_offsets(self, checkpoint: int) -> None:
+        """A checkpoint is complete: let the reader say how far it was read. Earlier ones are no longer needed."""
+        positions = self._noted.get(checkpoint)
+        self._noted = {number: each for number, each in self._noted.items() if number > checkpoint}
+        if positions and isinstance(self._reader, SupportsOffsets):
+            self._reader.commit_offsets(positions)
 
     def _entry(self, split: Split) -> dict[str, Any]:
         greatest = START_OF_TIME if self._marks is None else self._marks.greatest(split)

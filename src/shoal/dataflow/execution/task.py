@@ -1,34 +1,38 @@
 """A task: one thread that reads its input, calls its chain, and keeps time, watermarks and checkpoints.
 
 `SourceTask` reads a source, `InboxTask` the channels from other tasks. Both are plain synchronous loops. Made by
-`shoal.dataflow.execution.building`, started by `shoal.dataflow.execution.host`; orders come in by the mailbox, reports
-go out by `report`.
+`shoal.dataflow.execution.building`, started by
+`shoal.dataflow.execution.hosts.task_host`. Commands come in by the mailbox, reports go out by `report`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.core.clock import Clock
 from shoal.core.faults import reach
+from shoal.core.threads import SYSTEM, Threads, threads_of
 from shoal.dataflow.checkpoint.handles import FileHandle, StepState
 from shoal.dataflow.checkpoint.messages import (
+    AddSplits,
+    AlignTime,
+    Command,
     Commit,
     Committed,
     Drained,
     Finish,
-    Order,
     Pause,
     Report,
     Resume,
+    SourceTime,
     StopReading,
     TaskId,
     Trigger,
 )
 from shoal.dataflow.checkpoint.uploads import StateUploads
+from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.alignment import AlignedInbox, Idle
 from shoal.dataflow.execution.chain import Chain, Receiver, StepCounts
 from shoal.dataflow.execution.sources import SourceDriver
@@ -42,38 +46,40 @@ _SMALL = 16
 _STEADY = 10
 #: Seconds between two looks whether a step that makes event time has become idle.
 _IDLE_LOOK = 0.5
+#: Seconds between two reports of the time of the slowest split.
+_REPORT_EVERY = 0.1
 
 
 class Mailbox:
-    """Orders for a task from other threads."""
+    """Commands for a task from other threads."""
 
-    def __init__(self) -> None:
-        self._orders: deque[Order] = deque()
-        self._condition = threading.Condition()
+    def __init__(self, threads: Threads = SYSTEM) -> None:
+        self._commands: deque[Command] = deque()
+        self._condition = threads.condition()
         self._cancelled = False
         self._failure: BaseException | None = None
         #: Ends whatever else the task waits for.
         self.interrupt: Callable[[], None] = _nothing
 
-    def put(self, order: Order) -> None:
-        """Hand an order over, and wake the task."""
+    def put(self, command: Command) -> None:
+        """Queue a command and wake the task."""
         with self._condition:
-            self._orders.append(order)
+            self._commands.append(command)
             self._condition.notify()
         self.interrupt()
 
-    def take(self) -> Order | None:
-        """The next order, without waiting. Raises what `fail` was called with."""
+    def take(self) -> Command | None:
+        """The next command, without waiting. Raises what `fail` was called with."""
         if self._failure is not None:
             raise self._failure
         if self._cancelled:
             raise Cancelled
-        return self._orders.popleft() if self._orders else None
+        return self._commands.popleft() if self._commands else None
 
     def wait(self, timeout: float | None) -> None:
-        """Until there is an order, or time runs out."""
+        """Until there is a command, or time runs out."""
         with self._condition:
-            if not self._orders and not self._cancelled and self._failure is None:
+            if not self._commands and not self._cancelled and self._failure is None:
                 self._condition.wait(timeout)
 
     def fail(self, error: BaseException) -> None:
@@ -113,7 +119,7 @@ class Task:
     ) -> None:
         self.task = task
         self.name = name
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(threads_of(clock))
         self._chain = chain
         self._clock = clock
         self._settings = settings
@@ -126,6 +132,10 @@ class Task:
         self._snapshotted = 0
         self._finished = False
         self._is_paused = False
+        #: When it began and ended to run, and how long it had nothing to do.
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._idle_seconds = 0.0
 
     @property
     def has_sinks(self) -> bool:
@@ -140,6 +150,13 @@ class Task:
 
     def run(self) -> None:
         """The body of its thread. Raises what stopped it; `Cancelled` when that was somebody else's failure."""
+        self._began = self._clock.monotonic()
+        try:
+            self._run()
+        finally:
+            self._ended = self._clock.monotonic()
+
+    def _run(self) -> None:
         try:
             self._chain.open()
             self._chain.restore({} if self._uploads is None else self._uploads.restore(self._states, self._handles))
@@ -161,7 +178,32 @@ class Task:
     def counts(self) -> tuple[StepCounts, ...]:
         """What its steps have put out."""
         first, *others = self._chain.counts()
-        return (replace(first, waiting_bytes=self.waiting_bytes), *others)
+        blocked = self._chain.blocked_seconds
+        busy = max(0.0, self._elapsed() - self.idle_seconds - blocked)
+        mine = replace(
+            first,
+            waiting_bytes=self.waiting_bytes,
+            received_bytes=self.received_bytes,
+            busy_seconds=busy,
+            backpressured_seconds=blocked,
+        )
+        return (mine, *others)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long it had nothing to do."""
+        return self._idle_seconds
+
+    def _elapsed(self) -> float:
+        """Seconds in which it has run."""
+        if self._began is None:
+            return 0.0
+        return (self._clock.monotonic() if self._ended is None else self._ended) - self._began
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of rows that came in so far."""
+        return 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -183,14 +225,20 @@ class Task:
             return
         self._reporting.report(Drained(self.task))
         while not self._finished:
-            self.mailbox.wait(None)
+            self._rest(None)
             self._obey()
 
-    # -- orders -----------------------------------------------------------------------------------------------
+    def _rest(self, timeout: float | None) -> None:
+        """Wait for a command: there is nothing else to do."""
+        began = self._clock.monotonic()
+        self.mailbox.wait(timeout)
+        self._idle_seconds += self._clock.monotonic() - began
+
+    # -- commands ---------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
-        while (order := self.mailbox.take()) is not None:
-            match order:
+        while (command := self.mailbox.take()) is not None:
+            match command:
                 case Trigger(checkpoint):
                     self._snapshot(checkpoint)
                 case Commit(checkpoint):
@@ -200,9 +248,19 @@ class Task:
                 case Finish():
                     self._finished = True
                 case Pause() | Resume():
-                    self._is_paused = isinstance(order, Pause)
+                    self._is_paused = isinstance(command, Pause)
+                case AddSplits(names):
+                    self._add_splits([Split(name) for name in names])
+                case AlignTime(slowest):
+                    self._align_time(slowest)
 
     def _stop_reading(self, *, finish: bool) -> None:
+        """Only sources read."""
+
+    def _add_splits(self, splits: Sequence[Split]) -> None:
+        """Only sources read."""
+
+    def _align_time(self, slowest: int | None) -> None:
         """Only sources read."""
 
     def _snapshot(self, checkpoint: int) -> None:
@@ -256,6 +314,9 @@ class SourceTask(Task):
         self._driver = driver
         self._stopping = False
         self._fetched_at = 0.0
+        #: The time of the slowest split as it was last reported, and when it may be reported again.
+        self._reported: int | None = None
+        self._report_at = 0.0
         self.mailbox.interrupt = driver.wake
 
     def _loop(self) -> None:
@@ -267,21 +328,51 @@ class SourceTask(Task):
         while not self._stopping and not self._driver.is_done():
             timeout = self._patience()
             if self._is_paused:
-                self.mailbox.wait(timeout)
+                self._rest(timeout)
                 self._obey()
                 continue
             began = self._clock.monotonic()
             batch = step.call(self._fetch, timeout)
             if batch is not None:
                 emit(batch)
+            else:
+                self._idle_seconds += self._clock.monotonic() - began
             self._advance()
             self._pause(0 if batch is None else batch.num_rows, began, timeout)
             self._obey()
+        self._report_time(None)
         if not self._stopping:
             self._chain.advance(END_OF_TIME)
 
+    def _add_splits(self, splits: Sequence[Split]) -> None:
+        self._chain.first.call(self._driver.add_splits, splits)
+
+    def _align_time(self, slowest: int | None) -> None:
+        self._driver.align_time(slowest)
+
+    def _report_time(self, slowest: int | None) -> None:
+        """Report the time of the slowest split, when it changed, and not more often than the coordinator looks."""
+        now = self._clock.monotonic()
+        if slowest != self._reported and (slowest is None or now >= self._report_at):
+            self._reported, self._report_at = slowest, now + _REPORT_EVERY
+            self._reporting.report(SourceTime(self.task, slowest))
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that it has read, from samples."""
+        return self._driver.size.total_bytes
+
     def _fetch(self, timeout: float) -> object:
         return self._driver.fetch(self._chain.first.output, timeout=timeout)
+
+    def _snapshot(self, checkpoint: int) -> None:
+        if checkpoint > self._snapshotted:
+            self._driver.note_positions(checkpoint)
+        super()._snapshot(checkpoint)
+
+    def _commit(self, checkpoint: int) -> None:
+        super()._commit(checkpoint)
+        self._driver.commit_offsets(checkpoint)
 
     def _stop_reading(self, *, finish: bool) -> None:
         self._stopping = True
@@ -294,6 +385,7 @@ class SourceTask(Task):
 
     def _advance(self) -> None:
         watermark, is_idle = self._driver.watermark()
+        self._report_time(self._driver.slowest)
         if watermark > START_OF_TIME:
             self._chain.advance(watermark)
         self._chain.settle()
@@ -306,19 +398,18 @@ class SourceTask(Task):
         """Do not go round in circles: when there is nothing, and when rows trickle in faster than they are worth."""
         if self._driver.is_bounded:
             if not rows and not self._driver.is_done() and self._clock.monotonic() - began < timeout / 2:
-                self.mailbox.wait(self._settings.pace)
+                self._rest(self._settings.pace)
             return
-        self._driver.look_for_splits()
         now = self._clock.monotonic()
         if not rows:
-            # Who was woken looks again at once: the order may have been carried out already, and rows may have come.
+            # A task that was woken looks again at once: the command may have been carried out, and rows may have come.
             if not self._driver.was_woken() and now - began < timeout / 2:
-                self.mailbox.wait(timeout - (now - began))
+                self._rest(timeout - (now - began))
             return
         steady = now - self._fetched_at < self._settings.pace * _STEADY
         self._fetched_at = now
         if steady and rows * _SMALL < self._driver.size.rows:
-            self.mailbox.wait(self._settings.pace)
+            self._rest(self._settings.pace)
 
     def _close(self) -> list[Exception]:
         errors: list[Exception] = []
@@ -366,8 +457,18 @@ class InboxTask(Task):
         """Bytes in its queues."""
         return self._inbox.waiting_bytes
 
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of rows that came in so far."""
+        return self._inbox.received_bytes
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long it had nothing to do."""
+        return super().idle_seconds + self._inbox.idle_seconds
+
     def cancel(self) -> None:
-        """End soon, whatever it does, and whoever waits to send to it."""
+        """End soon, whatever it does, and end the calls that wait to send to it."""
         super().cancel()
         self._inbox.cancel()
 

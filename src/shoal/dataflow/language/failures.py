@@ -4,7 +4,8 @@
     ├── OperatorFailedError   a step raised: which one, the user's line, and what it raised
     ├── ExpressionError       an expression cannot be worked out for the values that came
     ├── PoisonError           a source brought rows that cannot be read, and the policy is to fail
-    └── CheckpointError       checkpoints could not be made, or none of those that are there can be used
+    ├── CheckpointError       checkpoints could not be made, or none of those that are there can be used
+    └── RemoteError           an error that is not one of Shoal's, in another process: its type name and its text
 
 Raised by `shoal.dataflow.execution.task`, `shoal.dataflow.execution.sources` and `shoal.dataflow.checkpoint`.
 """
@@ -41,6 +42,23 @@ class PoisonError(ShoalError):
 
 class CheckpointError(ShoalError):
     """A checkpoint could not be made or used."""
+
+
+class RemoteError(ShoalError):
+    """What something other than Shoal raised in a task host: a user's function, Arrow, the operating system.
+
+    Attributes:
+        type_name: the full name of its type.
+        is_system: whether Arrow or the operating system raised it.
+    """
+
+    def __init__(self, type_name: str, text: str, *, traceback: str = "", is_system: bool = False) -> None:
+        words = ": ".join(each for each in (type_name, text) if each)
+        super().__init__(words, type=type_name)
+        self.type_name = type_name
+        self.is_system = is_system
+        if traceback:
+            self.add_note(f"In the task host:\n{traceback}")
 
 
 def describe(cause: BaseException) -> str:

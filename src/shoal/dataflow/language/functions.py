@@ -44,6 +44,17 @@ def find_location() -> Location | None:
     return None
 
 
+def find_module() -> str:
+    """The name of the user's module that is running: of the first frame outside of this package."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module != _OURS and not module.startswith(f"{_OURS}."):
+            return module
+        frame = frame.f_back
+    return "__main__"
+
+
 def short_path(path: str) -> str:
     """A path as a person would say it: from here, where it lies below here."""
     try:

@@ -103,7 +103,7 @@ class FlowSettings:
     key_groups: int = KEY_GROUPS
     #: Seconds between two looks for new splits of endless sources.
     discovery: float = 10.0
-    #: Seconds of event time that one split of a task may be ahead of another that still has rows to read; 0 for any.
+    #: Seconds of event time that one split of a source may be ahead of another that still has rows to read; 0 for any.
     #: Windows stay open for the slowest split, so this bounds their state while a source catches up.
     split_drift: float = 600.0
     #: Where keyed state of process functions lies: in memory, or in RocksDB for more than fits there.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from shoal.core.clock import Clock
 from shoal.dataflow.language.elements import Batch
@@ -120,6 +120,10 @@ class Operator:
     def snapshot(self) -> OperatorState:
         """Its state as of now. The rows before the barrier are in it, those after are not."""
         return OperatorState()
+
+    #: Whether `restore` takes the state of a task in pieces of some key groups each, with the shared part in every one:
+    #: for operators that need not have all of it in memory.
+    restores_in_pieces: ClassVar[bool] = False
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Go on from every task's state of the checkpoint; of keyed state only this task's key groups are in it."""

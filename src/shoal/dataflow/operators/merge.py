@@ -4,10 +4,14 @@ Rows wait until every input that has not ended has brought one that is not befor
 come first. The columns are those of all inputs, by name; null where an input has none. A watermark keeps its place in
 its own input: it counts only when the rows before it are out. So that little waits, the task reads first of the inputs
 that hold the others back; the rows that wait are part of a snapshot.
+
+Where the steps behind tell the inputs apart again, rows are not woven into each other: a piece of so many rows in order
+goes out input by input.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -50,8 +54,9 @@ class _Port:
 class Merge(Operator):
     """Several inputs in order."""
 
-    def __init__(self, *, by: str, ports: int, schema: Schema | None = None) -> None:
+    def __init__(self, *, by: str, ports: int, schema: Schema | None = None, keep_apart: bool = False) -> None:
         self._by = by
+        self._keep_apart = keep_apart
         self._ports = [_Port() for _ in range(ports)]
         self._schema = schema
 
@@ -161,28 +166,37 @@ class Merge(Operator):
         bound = min(held) if held else None
         parts: list[Batch] = []
         values: list[Any] = []
-        origins: list[Any] = []
+        ports: list[int] = []
         for port, state in enumerate(self._ports):
             for batch, keys in _taken(state, bound):
                 parts.append(self._shaped(batch))
                 values.append(keys)
-                origins.append(np.full(len(keys), port))
+                ports.append(port)
         if parts:
-            self._put_out(*_in_order(parts, values, origins), out)
+            self._put_out(parts, values, ports, out)
         for state in self._ports:
             state.advance()
 
-    def _put_out(self, merged: Batch, origins: Integers, out: Output) -> None:
+    def _put_out(self, parts: list[Batch], values: list[Any], ports: list[int], out: Output) -> None:
         """Rows in pieces. Event time moves on between them: no row meets a watermark that is older than its piece."""
         most = self._context.max_rows
-        for start in range(0, merged.num_rows, most):
+        order = _order_of(values)
+        woven = None if self._keep_apart else _woven(parts, order)
+        numbers = np.repeat(np.arange(len(parts)), [len(each) for each in values])
+        numbers = numbers if order is None else numbers[order]
+        begins = [0] * len(parts)
+        for start in range(0, len(numbers), most):
             if start:
                 _settle(out)
-            piece = merged.slice(start, most)
-            out.emit(piece)
-            counts = np.bincount(origins[start : start + most], minlength=len(self._ports))
-            for state, count in zip(self._ports, counts.tolist(), strict=True):
-                state.gone += count
+            if woven is not None:
+                out.emit(woven.slice(start, most))
+            counts = np.bincount(numbers[start : start + most], minlength=len(parts)).tolist()
+            for number, count in enumerate(counts):
+                if count and woven is None:
+                    out.emit(parts[number].slice(begins[number], count))
+                begins[number] += count
+                self._ports[ports[number]].gone += count
+            for state in self._ports:
                 state.advance()
 
     def _shaped(self, batch: Batch) -> Batch:
@@ -201,15 +215,17 @@ class Merge(Operator):
         return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])
 
 
-def _in_order(parts: list[Batch], values: list[Any], origins: list[Any]) -> tuple[Batch, Integers]:
-    """Parts that are sorted each as one that is, and the input that each row came by."""
-    if len(parts) == 1:
-        return parts[0], origins[0]
-    merged, ports = pa.concat_batches(parts), np.concatenate(origins)
-    order = np.argsort(np.concatenate(values), kind="stable")
-    if (order[1:] < order[:-1]).any():
-        merged, ports = merged.take(pa.array(order)), ports[order]
-    return merged, ports
+def _order_of(values: list[Any]) -> Integers | None:
+    """The order of rows of parts that are sorted each; None when they are in order one behind the other."""
+    if all(one[-1] <= other[0] for one, other in itertools.pairwise(values)):
+        return None
+    return np.argsort(np.concatenate(values), kind="stable")
+
+
+def _woven(parts: list[Batch], order: Integers | None) -> Batch:
+    """Parts as one batch in order."""
+    merged = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+    return merged if order is None else merged.take(pa.array(order))
 
 
 def _settle(out: Output) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,10 @@ from shoal.dataflow.operators.rows import (
     visible_names,
 )
 from shoal.dataflow.state import handles
+from shoal.dataflow.state.backends import open_backend
 from shoal.dataflow.state.base import StateBackend, StateKey
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.keycodec import decode_key, encode_key
-from shoal.dataflow.state.memory import MemoryState
 from shoal.dataflow.state.timers import Timers
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class ProcessOperator(Operator):
     def open(self, context: Context) -> None:
         """Let the function name its state."""
         self._context = context
-        self._backend = self._make_backend(context)
+        self._backend = open_backend(self._kind, context.scratch)
         self._state = handles.FunctionState(self._backend)
         self._current = CurrentKey(self._state, self._timers, self._clock_timers, context.clock)
         self._current.watermark = self._watermark
@@ -129,6 +128,8 @@ class ProcessOperator(Operator):
         tables = {name: table for name, (table, _each) in found.items()}
         return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
+    restores_in_pieces = True
+
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take state and timers in."""
         watermarks = []
@@ -154,15 +155,6 @@ class ProcessOperator(Operator):
         self._backend.close()
 
     # -- calling ----------------------------------------------------------------------------------------------
-
-    def _make_backend(self, context: Context) -> StateBackend:
-        if self._kind == "memory":
-            return MemoryState()
-        from shoal.dataflow.state.rocks import RocksState
-
-        if not context.scratch:
-            raise InvalidError([problem("scratch", context.scratch, "must be a directory for state in RocksDB")])
-        return RocksState(str(Path(context.scratch) / "state"))
 
     def _process_chunk(self, chunk: Batch, out: Output) -> None:
         current, function = self._current, self._function

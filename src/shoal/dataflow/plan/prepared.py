@@ -39,6 +39,8 @@ class PreparedPlan:
 
     physical: PhysicalPlan
     facts: Mapping[Node, Facts] = field(repr=False)
+    #: The ends of the plan, from which it can be laid out at another width.
+    sinks: tuple[Node, ...] = field(default=(), repr=False)
 
 
 def write_prepared(prepared: Prepared, physical: PhysicalPlan, *, is_local: bool = False) -> PlanDocument:
@@ -100,7 +102,7 @@ class _Reading:
         if not check_format(body, FORMAT, self._problems):
             return None
         self._problems += [unknown_field(key, _FIELDS) for key in body if key not in _FIELDS]
-        self._nodes, _sinks = read_nodes(body, self._blobs, self._problems)
+        self._nodes, sinks = read_nodes(body, self._blobs, self._problems)
         facts = self._facts(body.get("facts"))
         total = body.get("key_groups")
         if not _is_count(total, 1, MOST_KEY_GROUPS):
@@ -108,7 +110,7 @@ class _Reading:
             return None
         stages = self._stages(body.get("stages"), total)
         edges = self._edges(body.get("edges"), stages)
-        return PreparedPlan(PhysicalPlan(stages, edges, total), facts)
+        return PreparedPlan(PhysicalPlan(stages, edges, total), facts, tuple(sinks))
 
     def _facts(self, given: Any) -> dict[Node, Facts]:
         if not isinstance(given, list) or len(given) != len(self._nodes):

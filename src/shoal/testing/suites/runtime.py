@@ -68,8 +68,8 @@ class RuntimeSuite:
     runs_commands: str | bool = True
     #: Why a run fails whose program does not exist.
     missing_program = FailureReason.INVALID_SPEC
-    #: How many runs are started together.
-    crowd = 5
+    #: The exit codes of runs that are started together.
+    exits = (0, 1, 3, 255)
 
     @pytest.fixture
     def make_runtime(self) -> MakeRuntime:
@@ -137,6 +137,11 @@ class RuntimeSuite:
         assert started.pid > 0
         assert await runtime.inspect(RunId("web-1")) == started
         assert await runtime.list_runs() == (started,)
+        with pytest.raises(PreconditionError):
+            await runtime.forget(RunId("web-1"))
+        with pytest.raises(PreconditionError):
+            await runtime.forget_workload(WorkloadId("web"), delete_data=False)
+        assert await runtime.inspect(RunId("web-1")) == started
         stopped = await runtime.stop(RunId("web-1"))
         assert stopped is not None
         assert (stopped.phase, stopped.ended_by) == (RunPhase.ENDED, "stop")
@@ -147,18 +152,6 @@ class RuntimeSuite:
         assert stopped.exit.ended_at >= started.started_at
         assert await runtime.inspect(RunId("web-1")) == stopped
         assert await runtime.stop(RunId("web-1")) == stopped
-
-    async def test_an_exit_code_is_reported(self, runtime: Runtime) -> None:
-        codes = (0, 1, 3, 255) if self.exit_codes is True else (0,)
-        for code in codes:
-            script = f"echo before the end; exit {code}"
-            await runtime.start(self.make_request(script, run_id=f"web-{code}", workload_id=f"web{code}"))
-        for code in codes:
-            ended = await wait_ended(runtime, f"web-{code}")
-            assert ended.exit is not None
-            assert (ended.exit.code, ended.exit.signal, ended.exit.unknown) == (code, 0, False)
-            assert ended.ended_by == ""
-            assert ended.last_output == "before the end\n"
 
     async def test_an_end_by_a_signal_is_reported(self, runtime: Runtime) -> None:
         if self.exit_codes is not True:
@@ -255,57 +248,36 @@ class RuntimeSuite:
         assert ended.exit.signal == 9
         assert ended.ended_by == "stop"
 
-    async def test_an_ended_run_is_kept_until_it_is_forgotten(self, runtime: Runtime) -> None:
-        await runtime.start(self.make_request("exit 4"))
-        ended = await wait_ended(runtime, "web-1")
-        assert await runtime.list_runs() == (ended,)
-        await runtime.forget(RunId("web-1"))
-        assert await runtime.list_runs() == ()
-        assert await runtime.inspect(RunId("web-1")) is None
-        await runtime.forget(RunId("web-1"))
-
-    async def test_a_run_that_has_not_ended_cannot_be_forgotten(self, runtime: Runtime) -> None:
-        await runtime.start(self.make_request(_FOREVER))
-        with pytest.raises(PreconditionError):
-            await runtime.forget(RunId("web-1"))
-        with pytest.raises(PreconditionError):
-            await runtime.forget_workload(WorkloadId("web"), delete_data=False)
-        info = await runtime.inspect(RunId("web-1"))
-        assert info is not None
-        assert info.phase is RunPhase.RUNNING
-
-    async def test_workloads_do_not_get_in_each_others_way(self, runtime: Runtime) -> None:
-        for number in range(self.crowd):
-            request = self.make_request(
-                f"echo {number}; exit {number}", run_id=f"w{number}-1", workload_id=f"w{number}"
-            )
-            await runtime.start(request)
-        for number in range(self.crowd):
-            ended = await wait_ended(runtime, f"w{number}-1")
-            assert ended.exit is not None
-            assert self.exit_codes is not True or ended.exit.code == number
-            assert ended.last_output == f"{number}\n"
-
     # --- watching and coming back -------------------------------------------------------------------------
 
-    async def test_watching_tells_of_every_end(self, runtime: Runtime) -> None:
-        await runtime.start(self.make_request("exit 1", run_id="before-1"))
-        await wait_ended(runtime, "before-1")
+    async def test_every_end_is_told_with_its_code_and_known_until_it_is_forgotten(self, runtime: Runtime) -> None:
+        """Of several workloads at a time, and of one that ended before anybody asked."""
+        limits = Resources(cpu_millicores=500, memory_mb=64)  # those that are kept do no harm
+        await runtime.start(self.make_request("echo before; exit 1", run_id="before-1", limits=limits))
+        before = await wait_ended(runtime, "before-1")
+        codes = {f"after-{code}": code if self.exit_codes is True else 0 for code in self.exits}
+        told: dict[str, RunInfo] = {}
         async with closing(runtime.watch()) as ends:
-            first = await asyncio.wait_for(anext(ends), _LONG)
-            assert first.run_id == "before-1"
-            for number in range(self.crowd):
-                name = f"after-{number}"
-                await runtime.start(self.make_request(f"exit {number}", run_id=name, workload_id=name))
-            told: dict[str, int] = {}
-            while len(told) < self.crowd:
+            assert await asyncio.wait_for(anext(ends), _LONG) == before
+            for code in self.exits:
+                script, name = f"echo {code}; exit {code}", f"after-{code}"
+                await runtime.start(self.make_request(script, run_id=name, workload_id=name))
+            while told.keys() != codes.keys():
                 info = await asyncio.wait_for(anext(ends), _LONG)
-                assert info.phase is RunPhase.ENDED
-                assert info.exit is not None
                 if info.run_id != "before-1":
-                    told[info.run_id] = info.exit.code
-        codes = {f"after-{number}": number if self.exit_codes is True else 0 for number in range(self.crowd)}
-        assert told == codes
+                    told[info.run_id] = info
+        for ended in (before, *told.values()):
+            assert ended.exit is not None
+            code = {"before-1": 1 if self.exit_codes is True else 0, **codes}[ended.run_id]
+            assert (ended.phase, ended.exit.code, ended.ended_by) == (RunPhase.ENDED, code, "")
+            assert (ended.exit.signal, ended.exit.unknown, ended.exit.out_of_memory) == (0, False, False)
+            assert ended.last_output == f"{ended.run_id.rpartition('-')[2] if ended is not before else 'before'}\n"
+            assert await runtime.inspect(ended.run_id) == ended
+        assert {run.run_id for run in await runtime.list_runs()} == {"before-1", *codes}
+        for ended in (before, *told.values(), before):
+            await runtime.forget(ended.run_id)
+        assert await runtime.list_runs() == ()
+        assert await runtime.inspect(RunId("before-1")) is None
 
     async def test_a_restarted_agent_finds_its_runs(self, opened: Opened) -> None:
         first = await opened()
@@ -354,23 +326,56 @@ class RuntimeSuite:
         assert ended.exit is not None
         assert ended.exit.out_of_memory
 
-    async def test_a_limit_that_is_kept_does_no_harm(self, runtime: Runtime) -> None:
-        await runtime.start(self.make_request("exit 0", limits=Resources(cpu_millicores=500, memory_mb=64)))
-        ended = await wait_ended(runtime, "web-1")
-        assert ended.exit is not None
-        assert (ended.exit.code, ended.exit.out_of_memory) == (0, False)
-
     # --- what only some can do ----------------------------------------------------------------------------
 
-    async def test_logs_are_read_in_order_and_by_their_end(self, runtime: Runtime) -> None:
+    async def test_logs_are_read_by_their_end_their_time_their_position_and_their_run(self, runtime: Runtime) -> None:
         logging: SupportsLogs = require(runtime, SupportsLogs)
-        await runtime.start(self.make_request("for i in 1 2 3 4 5; do echo line $i; done; printf 'no end'"))
+        script = "for i in 1 2 3 4; do echo line $i; done; sleep 0.2; echo line 5 >&2; sleep 0.2; printf 'no end'"
+        await runtime.start(self.make_request(script))
         await wait_ended(runtime, "web-1")
         everything = b"".join(b"line %d\n" % number for number in range(1, 6)) + b"no end"
         assert await read_all(logging) == everything
         assert await read_all(logging, tail_lines=1) == b"no end"
         assert await read_all(logging, tail_lines=3) == b"line 4\nline 5\nno end"
         assert await read_all(logging, tail_lines=100) == everything
+        await self._check_times(logging, everything)
+        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery())]
+        for index, piece in enumerate(pieces):
+            rest = b"".join(each.data for each in pieces[index + 1 :])
+            assert await read_all(logging, after=piece.position) == rest
+            assert await read_all(logging, after=piece.position, tail_lines=1, previous=False) == rest
+        with pytest.raises(NotFoundError, match="previous run"):
+            await read_all(logging, previous=True)
+        await runtime.start(self.make_request("echo another", run_id="web-2"))
+        await wait_ended(runtime, "web-2")
+        assert await read_all(logging, previous=True) == everything
+        assert await read_all(logging, previous=True, follow=True) == everything
+        assert await read_all(logging, previous=True, tail_lines=1) == b"no end"
+        both = await read_all(logging)
+        assert both.startswith(everything)
+        assert both.endswith(b"another\n")
+        # They go with the workload and not with the run.
+        for run_id in ("web-1", "web-2"):
+            await runtime.forget(RunId(run_id))
+        assert await read_all(logging) == both
+        await runtime.forget_workload(WorkloadId("web"), delete_data=False)
+        with pytest.raises(ShoalError):
+            await read_all(logging)
+
+    @staticmethod
+    async def _check_times(logging: SupportsLogs, everything: bytes) -> None:
+        """That what was printed knows when: the fifth line came later than the first."""
+        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery(times=True))]
+        assert b"".join(piece.data for piece in pieces) == everything
+        first, last = pieces[0].time, pieces[-1].time
+        late = next(piece.time for piece in pieces if piece.data.startswith(b"line 5"))
+        assert first is not None
+        assert late is not None
+        assert last is not None
+        assert first < late
+        assert await read_all(logging, since=first) == everything
+        assert await read_all(logging, since=late) == b"line 5\nno end"
+        assert await read_all(logging, since=last + timedelta(seconds=1)) == b""
 
     async def test_the_two_streams_are_told_apart(self, runtime: Runtime) -> None:
         if self.streams is not True:
@@ -396,53 +401,6 @@ class RuntimeSuite:
                 read += (await asyncio.wait_for(anext(pieces), _LONG)).data
         assert read == b"one\ntwo\nthree\n"
 
-    async def test_logs_know_which_run_printed_them(self, runtime: Runtime) -> None:
-        logging: SupportsLogs = require(runtime, SupportsLogs)
-        await runtime.start(self.make_request("echo one; echo two", run_id="web-1"))
-        await wait_ended(runtime, "web-1")
-        with pytest.raises(NotFoundError, match="previous run"):
-            await read_all(logging, previous=True)
-        await runtime.start(self.make_request("echo three", run_id="web-2"))
-        await wait_ended(runtime, "web-2")
-        assert await read_all(logging, previous=True) == b"one\ntwo\n"
-        assert await read_all(logging, previous=True, follow=True) == b"one\ntwo\n"
-        assert await read_all(logging, previous=True, tail_lines=1) == b"two\n"
-        assert await read_all(logging) == b"one\ntwo\nthree\n"
-
-    async def test_logs_know_when_they_were_printed(self, runtime: Runtime) -> None:
-        logging: SupportsLogs = require(runtime, SupportsLogs)
-        await runtime.start(self.make_request("echo one; sleep 0.2; echo two >&2", run_id="web-1"))
-        await wait_ended(runtime, "web-1")
-        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery(times=True))]
-        assert b"".join(piece.data for piece in pieces) == b"one\ntwo\n"
-        first, last = pieces[0].time, pieces[-1].time
-        assert first is not None
-        assert last is not None
-        assert first < last
-        assert await read_all(logging, since=last) == b"two\n"
-        assert await read_all(logging, since=first) == b"one\ntwo\n"
-        assert await read_all(logging, since=last + timedelta(seconds=1)) == b""
-
-    async def test_logs_are_continued_after_a_position(self, runtime: Runtime) -> None:
-        logging: SupportsLogs = require(runtime, SupportsLogs)
-        await runtime.start(self.make_request("echo one; echo two >&2; echo three", run_id="web-1"))
-        await wait_ended(runtime, "web-1")
-        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery())]
-        for index, piece in enumerate(pieces):
-            rest = b"".join(each.data for each in pieces[index + 1 :])
-            assert await read_all(logging, after=piece.position) == rest
-            assert await read_all(logging, after=piece.position, tail_lines=1, previous=False) == rest
-
-    async def test_logs_go_with_the_workload_and_not_with_the_run(self, runtime: Runtime) -> None:
-        logging: SupportsLogs = require(runtime, SupportsLogs)
-        await runtime.start(self.make_request("echo kept"))
-        await wait_ended(runtime, "web-1")
-        await runtime.forget(RunId("web-1"))
-        assert await read_all(logging) == b"kept\n"
-        await runtime.forget_workload(WorkloadId("web"), delete_data=False)
-        with pytest.raises(ShoalError):
-            await read_all(logging)
-
     async def test_use_is_measured(self, runtime: Runtime) -> None:
         measuring: SupportsUsage = require(runtime, SupportsUsage)
         await runtime.start(self.make_request("while :; do :; done"))
@@ -460,9 +418,11 @@ class RuntimeSuite:
         await runtime.stop(RunId("web-1"))
         assert await measuring.usage(RunId("web-1")) is None
 
-    async def test_a_run_ends_at_its_deadline(self, runtime: Runtime) -> None:
+    @pytest.mark.parametrize("deadline", [0.0, 0.3])
+    async def test_a_run_ends_at_its_deadline(self, runtime: Runtime, deadline: float) -> None:
+        """Also at one that passes while it starts."""
         require(runtime, SupportsDeadlines)
-        await runtime.start(self.make_request(_FOREVER, deadline=0.3))
+        await runtime.start(self.make_request(_FOREVER, deadline=deadline))
         ended = await wait_ended(runtime, "web-1")
         assert ended.ended_by == "deadline"
 

@@ -47,11 +47,11 @@ class SinkKit:
 class Attempt:
     """One attempt of a job with one sink: what its coordinator and its tasks do, in one thread."""
 
-    def __init__(self, kit: SinkKit, term: int, *, width: int = 1, former: int = 0, incarnation: int = 5) -> None:
+    def __init__(self, kit: SinkKit, epoch: int, *, width: int = 1, former: int = 0, incarnation: int = 5) -> None:
         connector = kit.make()
         if not isinstance(connector, SupportsCommit):
             raise TypeError(f"{connector} does not commit with checkpoints")
-        context = CommitContext("job", "out", term, width, former, SystemClock(), exactly_once=True)
+        context = CommitContext("job", "out", epoch, width, former, SystemClock(), exactly_once=True)
         committer = connector.open_committer(context)
         assert committer is not None
         self.committer = committer
@@ -152,8 +152,8 @@ class SinkSuite(ABC):
             prepared = dict(job.prepare(number))
         job.write(99)  # of no checkpoint
         job.close()
-        for term in (2, 3):
-            again = Attempt(kit, term, former=1).recover(2, prepared)
+        for epoch in (2, 3):
+            again = Attempt(kit, epoch, former=1).recover(2, prepared)
             again.close()
             assert kit.sees(1, 2)
         assert again.markers == dict.fromkeys(again.markers, Marker(5, 2))

@@ -12,10 +12,15 @@ A test module makes a subclass per backend and overrides the fixture `backend`:
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from shoal.dataflow.state.base import StateBackend
 from shoal.dataflow.state.memory import MemoryState
+from shoal.dataflow.state.row_store import CHUNK, RowStore
 from shoal.dataflow.state.tables import merge
 
 
@@ -138,3 +143,35 @@ class StateSuite:
         assert backend.get_many("one", keys) == [key[1] * 3 for key in keys]
         assert backend.groups() == frozenset(range(16))
         assert sum(len(list(backend.scan("one", group))) for group in range(16)) == 3_000
+
+    # -- rows -------------------------------------------------------------------------------------------------
+
+    def test_rows_come_back_by_their_places(self, backend: StateBackend) -> None:
+        """In any order, and more than once."""
+        batch = _rows(CHUNK * 3 + 7)
+        rows = RowStore(backend).keep([batch.slice(0, 5), batch.slice(5)])
+        assert rows.num_rows == batch.num_rows
+        places = np.array([CHUNK * 3 + 6, 0, CHUNK, CHUNK - 1, 0, 2 * CHUNK])
+        assert rows.take(pa.array(places)).equals(batch.take(pa.array(places)))
+        assert rows.take(np.zeros(0, np.int64)).num_rows == 0
+        assert pa.concat_batches(rows.batches(100)).equals(batch)
+
+    def test_some_rows_are_kept_and_the_others_leave_the_backend(self, backend: StateBackend) -> None:
+        """Chunks go with the last rows that refer to them."""
+        batch = _rows(CHUNK * 4)
+        rows = RowStore(backend).keep([batch])
+        most = rows.select(np.arange(10, CHUNK * 3))
+        few = most.select(np.arange(CHUNK))
+        assert few.take(np.arange(3)).column("number").to_pylist() == [10, 11, 12]
+        del rows, most
+        assert len(list(backend.scan("rows", 0))) == 1
+        assert few.num_rows == CHUNK
+        del few
+        assert backend.groups() == frozenset()
+
+
+def _rows(count: int) -> Any:
+    numbers = list(range(count))
+    texts = [None if number % 5 == 0 else f"text {number}" for number in numbers]
+    kinds = pa.array([f"kind {number % 3}" for number in numbers]).dictionary_encode()
+    return pa.record_batch({"number": numbers, "text": texts, "kind": kinds})

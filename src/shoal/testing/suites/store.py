@@ -163,6 +163,29 @@ class StoreSuite:
         assert (await store.tokens(), await store.secrets()) == ((), ())
         assert await store.load() == Snapshot()
 
+    @_EXAMPLES
+    @given(jobs=st.lists(values.JOBS, max_size=3, unique_by=lambda each: each.job_id))
+    async def test_keeps_jobs(self, store: Store, *, jobs: Any) -> None:
+        """Jobs read back equal, the engine's bytes included, are changed by compare-and-set, and can be removed."""
+        await _remove_everything(store)
+        await store.commit(Batch(jobs=tuple(jobs)))
+        found = (await store.load()).jobs
+        assert found == _later(sorted(jobs, key=lambda each: each.job_id))
+        for each in jobs:
+            with pytest.raises(ConflictError):
+                await store.commit(Batch(jobs=(each,)))
+        moved = tuple(
+            dataclasses.replace(each, progress=each.progress + b"\x00", transition=each.transition // 2)
+            for each in found
+        )
+        await store.commit(Batch(jobs=moved))
+        assert (await store.load()).jobs == _later(moved)
+        for each in found:
+            with pytest.raises(ConflictError):
+                await store.commit(Batch(removed_jobs={each.job_id: each.version}))
+        await store.commit(Batch(removed_jobs={each.job_id: each.version for each in _later(moved)}))
+        assert (await store.load()).jobs == ()
+
     async def test_keeps_the_exact_bytes_of_a_spec(self, store: Store) -> None:
         """Bytes that mean the same are not the same."""
         record = workload("a")
@@ -678,6 +701,7 @@ async def _remove_everything(store: Store) -> None:
             removed_nodes={NodeId(each.spec.node_id): each.version for each in loaded.nodes},
             removed_workloads={each.workload_id: each.version for each in loaded.workloads},
             removed_groups={each.group_id: each.version for each in loaded.groups},
+            removed_jobs={each.job_id: each.version for each in loaded.jobs},
         )
     )
     assert await store.load() == Snapshot()

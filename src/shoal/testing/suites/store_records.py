@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from shoal.core.errors import InternalError
-from shoal.core.ids import GroupId, NodeId, SessionId, TokenId, WorkloadId
+from shoal.core.ids import GroupId, JobId, NodeId, SessionId, TokenId, WorkloadId
 from shoal.core.shape import build, to_mapping
 from shoal.model.events import Event, EventKind, EventSource
+from shoal.model.jobs import JobRecord
 from shoal.model.nodes import NodeRecord, NodeSpec, NodeState
 from shoal.model.resources import Resources
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
@@ -54,6 +55,7 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     NodeId: IDENTIFIERS,
     WorkloadId: IDENTIFIERS,
     GroupId: IDENTIFIERS,
+    JobId: IDENTIFIERS,
     SessionId: st.text(max_size=12),
     TokenId: IDENTIFIERS,
     str: st.text(max_size=12),
@@ -131,6 +133,7 @@ OBSERVATIONS = values_of(Observation)
 EVENTS = values_of(Event, cursor=st.just(0))
 TOKENS = values_of(JoinToken, token_id=IDENTIFIERS, version=st.just(0))
 REVOCATIONS = values_of(Revocation, node_id=IDENTIFIERS, version=st.just(0))
+JOBS = values_of(JobRecord, engine=IDENTIFIERS, version=st.just(0))
 SECRETS = values_of(SecretRecord, name=IDENTIFIERS, version=st.just(0))
 
 

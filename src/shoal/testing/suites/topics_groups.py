@@ -227,6 +227,36 @@ class GroupsSuite(TopicsKit):
                 writer.commit(offsets={name: {where: 2}}, member=one)
         assert self.values(self.read(topics, {output: 0}, 2)) == [b"in time", b"in time again"]
 
+    def test_offsets_of_a_group_without_members_are_stored(self, topics: Topics, name: str) -> None:
+        """Nobody has to join for it, and nothing else of the group changes."""
+        topics.create(name, partitions=2)
+        one, other = TopicPartition(name, 0), TopicPartition(name, 1)
+        topics.store_offsets(f"{name}-group", {one: 3, other: 0})
+        topics.store_offsets(f"{name}-group", {one: 5})
+        assert topics.committed(f"{name}-group") == {one: 5, other: 0}
+
+    def test_offsets_of_what_is_not_there_are_refused(self, topics: Topics, name: str) -> None:
+        """Nothing is stored."""
+        topics.create(name)
+        with pytest.raises(NotFoundError):
+            topics.store_offsets(f"{name}-group", {TopicPartition(name, 7): 1})
+        with pytest.raises(InvalidError):
+            topics.store_offsets(f"{name}-group", {TopicPartition(name, 0): -1})
+        with pytest.raises(InvalidError):
+            topics.store_offsets("", {TopicPartition(name, 0): 1})
+        assert topics.committed(f"{name}-group") == {}
+
+    def test_members_of_a_group_store_its_offsets_themselves(
+        self, open_topics: Callable[[], Topics], name: str
+    ) -> None:
+        """Offsets from outside are refused."""
+        topics, others = open_topics(), open_topics()
+        topics.create(name)
+        with topics.member(f"{name}-group", [name]) as member:
+            self.assigned(member, lambda each: bool(each.partitions))
+            with pytest.raises(PreconditionError):
+                others.store_offsets(f"{name}-group", {TopicPartition(name, 0): 1})
+
     def test_deleting_a_topic_forgets_the_offsets_of_groups(self, topics: Topics, name: str) -> None:
         where = topics.create(name).topic_partitions()[0]
         with topics.member(name, [name]) as member:

@@ -33,11 +33,10 @@ class ArrowCodec:
         bad: dict[int, str] = {}
         for at in range(len(values)):
             try:
-                table = _read_stream(values[at], schema)
+                table, counts[at] = _read_stream(values[at], schema)
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
                 bad[at] = reason_of(error)
                 continue
-            counts[at] = table.num_rows
             tables.append(table)
         rows = one_batch(tables, schema)
         return Decoded(rows, pa.array(np.repeat(np.arange(len(values)), counts)), poison(batch, bad))
@@ -50,18 +49,19 @@ class ArrowCodec:
         return Encoded(pa.array(values, pa.binary()), pa.array(starts))
 
 
-def _read_stream(value: Any, schema: Any) -> Any:
+def _read_stream(value: Any, schema: Any) -> tuple[Any, int]:
+    """The columns that are asked for, and how many rows there are: a table without columns does not know."""
     if not value.is_valid:
         raise ValueError("no value")
     table = pa.ipc.open_stream(value.as_buffer()).read_all()
     # Any program may have written it: a wrong length inside would be believed, and end the process where it is used.
     table.validate(full=True)
     if table.schema.equals(schema):
-        return table
+        return table, table.num_rows
     missing = [field.name for field in schema if field.name not in table.schema.names]
     if missing:
         raise ValueError(f"without the columns {', '.join(missing)}")
-    return table.select(schema.names).cast(schema)
+    return table.select(schema.names).cast(schema), table.num_rows
 
 
 def _stream(rows: Any) -> bytes:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -31,6 +31,7 @@ from shoal.topics.kafka.reader import KafkaReader
 from shoal.topics.kafka.settings import KafkaSettings
 from shoal.topics.kafka.translate import (
     PASSING,
+    REBALANCED,
     UNKNOWN_TOPIC,
     check_topic,
     code_of,
@@ -66,6 +67,9 @@ class KafkaTopics:
         self._counts: dict[str, tuple[int, float]] = {}
         self._has_answered = False
         self._proofs: dict[str, bytes] = {}
+        #: Consumers that store offsets of groups without joining them, and the lock of that.
+        self._stores: dict[str, Consumer] = {}
+        self._storing = threading.Lock()
         self._opened: list[KafkaWriter | KafkaReader | KafkaMember] = []
         self._closed = False
         self._client = connect(lambda: AdminClient(settings.for_admin()), settings.redaction)
@@ -151,6 +155,40 @@ class KafkaTopics:
             if each.error is None and each.offset >= 0
         }
 
+    def store_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store offsets of a group that has no members."""
+        self._require_open()
+        bad = {each: offset for each, offset in offsets.items() if not 0 <= offset < 2**63}
+        if bad or not group:
+            rules = [problem(str(each), offset, "must be an offset, from 0 on") for each, offset in bad.items()]
+            raise InvalidError(rules or [problem("group", group, "is required")], what="commit")
+        for topic, last in _greatest_partitions(offsets).items():  # brokers take offsets of what is not there
+            if last >= self._count(topic):
+                raise NotFoundError("partition", f"{topic}/{last}")
+        listed = [KafkaPartition(each.topic, each.partition, offset) for each, offset in offsets.items()]
+        deadline = self._clock.monotonic() + self._settings.patience
+        while listed and (error := self._store(group, listed)) is not None:
+            if error.code() in REBALANCED:
+                raise PreconditionError(f"group {group!r} has members, which commit its offsets themselves")
+            if error.code() not in PASSING or self._clock.monotonic() > deadline:
+                raise to_error(error, doing=f"commit of group {group}", topic=listed[0].topic)
+            self._pause()
+
+    def _store(self, group: str, listed: list[Any]) -> KafkaError | None:
+        """Commit offsets once; the first error."""
+        with self._storing:
+            consumer = self._stores.get(group)
+            if consumer is None:
+                options = self._settings.for_reader(group)
+                consumer = self._stores[group] = connect(lambda: Consumer(options), self._settings.redaction)
+            try:
+                results = consumer.commit(offsets=listed, asynchronous=False) or ()
+            except KafkaException as raised:
+                return error_of(raised)
+            except RuntimeError as error:  # it was closed by another thread
+                raise PreconditionError("the connection is closed") from error
+        return next((each.error for each in results if each.error is not None), None)
+
     # -----------------------------------------------------------------------------------------------------
     # Writers, readers, members
 
@@ -192,6 +230,8 @@ class KafkaTopics:
             self._closed = True
             opened, self._opened = self._opened, []
         with contextlib.ExitStack() as stack:
+            for consumer in self._stores.values():
+                stack.callback(_close_quietly, consumer)
             for each in opened:
                 stack.callback(each.close)
 
@@ -394,3 +434,17 @@ def _retention_problems(retention: Retention | None) -> list[Problem]:
     if retention is not None and retention.size is not None and retention.size <= 0:
         problems.append(problem("retention.size", retention.size, "must be above 0"))
     return problems
+
+
+def _close_quietly(consumer: Consumer) -> None:
+    """It has nothing to lose."""
+    with contextlib.suppress(KafkaException, RuntimeError):
+        consumer.close()
+
+
+def _greatest_partitions(offsets: Mapping[TopicPartition, int]) -> dict[str, int]:
+    """The greatest partition of each topic."""
+    found: dict[str, int] = {}
+    for each in offsets:
+        found[each.topic] = max(each.partition, found.get(each.topic, 0))
+    return found

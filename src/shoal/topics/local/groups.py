@@ -13,36 +13,36 @@ Partition = tuple[int, int]
 
 
 def share(
-    wishes: Mapping[str, frozenset[int]],
+    subscriptions: Mapping[str, frozenset[int]],
     partitions: Mapping[int, int],
     before: Mapping[Partition, str],
 ) -> dict[Partition, str]:
     """Assign every partition of the subscribed topics to one of its subscribers.
 
     Args:
-        wishes: the topics that each member wants, by number.
+        subscriptions: the topics that each member wants, by number.
         partitions: how many partitions each topic has.
         before: who had what.
     """
-    owned: dict[str, list[Partition]] = {member: [] for member in sorted(wishes)}
+    owned: dict[str, list[Partition]] = {member: [] for member in sorted(subscriptions)}
     free: list[Partition] = []
-    wanted = sorted({topic for topics in wishes.values() for topic in topics} & partitions.keys())
-    eligible = {topic: [member for member in owned if topic in wishes[member]] for topic in wanted}
+    wanted = sorted({topic for topics in subscriptions.values() for topic in topics} & partitions.keys())
+    eligible = {topic: [member for member in owned if topic in subscriptions[member]] for topic in wanted}
     for topic in wanted:
         for number in range(partitions[topic]):
             owner = before.get((topic, number))
-            if owner is not None and topic in wishes.get(owner, ()):
+            if owner is not None and topic in subscriptions.get(owner, ()):
                 owned[owner].append((topic, number))
             else:
                 free.append((topic, number))
     for partition in free:
         least = min(eligible[partition[0]], key=lambda member: (len(owned[member]), member))
         owned[least].append(partition)
-    _even_out(owned, wishes)
+    _even_out(owned, subscriptions)
     return {partition: member for member, parts in owned.items() for partition in parts}
 
 
-def _even_out(owned: dict[str, list[Partition]], wishes: Mapping[str, frozenset[int]]) -> None:
+def _even_out(owned: dict[str, list[Partition]], subscriptions: Mapping[str, frozenset[int]]) -> None:
     """Move single partitions from those with more to those with fewer while the difference is two or more."""
     moved = True
     while moved:
@@ -55,7 +55,7 @@ def _even_out(owned: dict[str, list[Partition]], wishes: Mapping[str, frozenset[
                 (len(owned[member]), member, topic)
                 for member in owned
                 for topic in by_topic
-                if topic in wishes[member] and len(owned[giver]) - len(owned[member]) >= 2
+                if topic in subscriptions[member] and len(owned[giver]) - len(owned[member]) >= 2
             ]
             if takers:
                 _, taker, topic = min(takers)

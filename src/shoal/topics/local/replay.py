@@ -360,12 +360,12 @@ def _share_again(state: State, chosen: Callable[[GroupState], bool]) -> None:
     counts = {number: len(topic.partitions) for number, topic in state.topics.items()}
     for group in state.groups.values():
         if chosen(group):
-            wishes = {
+            subscriptions = {
                 name: frozenset(state.numbers[topic] for topic in member.topics if topic in state.numbers)
                 for name, member in group.members.items()
             }
             group.generation += 1
-            group.owners = share(wishes, counts, group.owners)
+            group.owners = share(subscriptions, counts, group.owners)
 
 
 def _forget_empty_groups(state: State) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -26,9 +26,9 @@ from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.core.shape import check
 from shoal.topics.base import FETCHED, Reset, Retention, TopicDescription, TopicPartition
 from shoal.topics.local.drafts import Drafts, Holdings
-from shoal.topics.local.entries import CreateTopic, DeleteTopic
+from shoal.topics.local.entries import Commit, CreateTopic, DeleteTopic
 from shoal.topics.local.leases import HostClock, SystemHostClock
-from shoal.topics.local.member import LocalMember
+from shoal.topics.local.member import LocalMember, stored_offsets
 from shoal.topics.local.places import Places
 from shoal.topics.local.reader import LocalReader
 from shoal.topics.local.replay import TopicState, Verdict
@@ -141,6 +141,28 @@ class LocalTopics:
                 TopicPartition(state.topics[topic].name, partition): offset
                 for (topic, partition), offset in sorted(offsets.items())
             }
+
+    def store_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store offsets of a group that has no members."""
+        self._require_open()
+        if not group:
+            raise InvalidError([problem("group", group, "is required")], what="commit")
+        with self._view.lock:
+            found = self._view.refresh().groups.get(group)
+        if found is not None and found.members:
+            raise PreconditionError(f"group {group!r} has members, which commit its offsets themselves")
+        entry = Commit(
+            session=self._live_session().name,
+            writer="",
+            epoch=0,
+            at_us=self._clock.wall_us(),
+            chunks=(),
+            offsets=tuple(stored_offsets(self._view, group, offsets)),
+            fence=None,
+        )
+        outcome = self._view.submit(entry)
+        if outcome.verdict is not Verdict.VALID:
+            raise PreconditionError(f"offsets of group {group!r} are not stored: {outcome.verdict.value}")
 
     # ------------------------------------------------------------------------------------------------
     # Writers, readers, members

@@ -34,6 +34,7 @@ from shoal.wire.convert.fields import (
     workload_type_from_text,
     workload_type_to_agent,
 )
+from shoal.wire.convert.jobs import job_from_proto, job_to_proto
 from shoal.wire.convert.logs import log_piece_from_proto, log_query_from_proto
 from shoal.wire.convert.nodes import (
     node_condition_to_proto,
@@ -107,6 +108,8 @@ __all__ = [
     "failure_to_proto",
     "group_view_from_proto",
     "group_view_to_proto",
+    "job_from_proto",
+    "job_to_proto",
     "join_token_from_proto",
     "join_token_to_proto",
     "log_piece_from_proto",

@@ -186,6 +186,7 @@ def network_options_from_proto(pb: run.VmNetworkOptions) -> dict[str, Any]:
     return {
         "tap": pb.tap,
         "mac": pb.mac,
+        "name": pb.name,
         "ports": tuple(
             PortMapping(each.guest_port, each.host_port, each.protocol or "tcp", each.name) for each in pb.ports
         ),
@@ -197,6 +198,7 @@ def network_options_to_proto(network: VmNetwork) -> run.VmNetworkOptions | None:
     options = run.VmNetworkOptions(
         tap=network.tap,
         mac=network.mac,
+        name=network.name,
         ports=[
             run.PortForward(
                 guest_port=each.container_port, host_port=each.host_port, protocol=each.protocol, name=each.name

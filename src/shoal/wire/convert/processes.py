@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.errors import Problem
-from shoal.model.workloads import NamedPort, ProcessSpec, RestartPolicy, StopPolicy
+from shoal.model.workloads import ArtifactSpec, NamedPort, ProcessSpec, RestartPolicy, StopPolicy
 from shoal.wire.convert.fields import path
 from shoal.wire.convert.parts import (
     file_from_proto,
@@ -42,6 +42,7 @@ def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) ->
         identity=pb.identity,
         liveness=liveness_from_proto(pb.liveness, path(at, "liveness"), problems) if pb.HasField("liveness") else None,
         files=tuple(file_from_proto(each) for each in pb.files),
+        artifacts=tuple(ArtifactSpec(each.sha256, each.path) for each in pb.artifacts),
     )
 
 
@@ -62,4 +63,5 @@ def process_to_proto(spec: ProcessSpec) -> run.ProcessSpec:
         identity=spec.identity,
         liveness=liveness_to_proto(spec.liveness) if spec.liveness is not None else None,
         files=[file_to_proto(each) for each in spec.files],
+        artifacts=[run.Artifact(sha256=each.sha256, path=each.path) for each in spec.artifacts],
     )

@@ -47,12 +47,26 @@ async def test_it_registers_sends_a_heartbeat_at_once_and_then_each_interval(tmp
         assert set(request.features) == {
             *("generations", "sessions", "push", "logs", "ports", "stream", "stop_alone", "secrets", "log_queries"),
             "batches",
+            "artifacts",
             "exec",
         }
         assert it.control.times == [0, 10, 20, 30]
         assert [heartbeat.sequence for _, heartbeat in it.control.heartbeats] == [1, 2, 3, 4]
         assert {heartbeat.session for _, heartbeat in it.control.heartbeats} == {"session-1"}
         assert agent.registration.state is RegistrationState.REGISTERED
+
+
+@pytest.mark.parametrize("case", [(0, "", True), (0, "nobody", False), (1000, "", False)])
+async def test_an_agent_of_root_without_a_default_user_warns(tmp_path, monkeypatch, caplog, case):
+    uid, default_user, warns = case
+    monkeypatch.setattr("shoal.agent.server.os.geteuid", lambda: uid)
+    async with scene(tmp_path) as it:
+        await it.start(default_user=default_user)
+        await asyncio.sleep(25)
+        for _, heartbeat in it.control.heartbeats:
+            conditions = {each.type: each.message for each in heartbeat.conditions}
+            assert ("--default-user" in conditions.get("RunsAsRoot", "")) == warns
+        assert ("RunsAsRoot: the agent runs as root" in caplog.text) == warns
 
 
 async def test_who_cannot_tell_whether_it_leads_is_contact_for_what_may_exist_more_than_once(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from dataclasses import replace
 
 import pytest
@@ -161,6 +162,8 @@ async def test_a_run_is_told_who_it_is(tmp_path):
         assert request.identity == {
             "SHOAL_NODE_ID": "n1",
             "SHOAL_HOST_ID": "",
+            "SHOAL_NODE_ADDRESS": "",
+            "SHOAL_PYTHON": sys.executable,
             "SHOAL_CONTROL": "127.0.0.1:8085",
             "SHOAL_WORKLOAD_ID": "w",
             "SHOAL_RUN_ID": alive.run_id,

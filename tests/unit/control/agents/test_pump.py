@@ -105,6 +105,21 @@ async def test_a_healthy_node_does_not_wait_for_a_hundred_that_are_late(commands
     assert commands.started[-1] == ("healthy", "w")
 
 
+async def test_an_update_on_a_node_that_was_late_once_does_not_wait_until_fewer_are_placed(commands):
+    commands.submit("was-late", "w")
+    await asyncio.sleep(2 * LATE_SECONDS)
+    await commands.answer("was-late", "w")
+    for number in range(100 * PER_NODE):
+        commands.submit(f"silent{number % 100}", f"w{number}", can_wait=False)
+    await asyncio.sleep(3 * LATE_SECONDS)  # all of them are late
+    commands.busy = commands.backlog = True
+    for number in range(100):
+        commands.submit(f"silent{number}", "new")
+    commands.submit("was-late", "v", can_wait=False)
+    await settle()
+    assert commands.started[-1] == ("was-late", "v")
+
+
 async def test_nodes_take_turns_and_each_gets_its_commands_together(commands, monkeypatch):
     monkeypatch.setattr(pump, "MANY", 2)
     for number in range(4):

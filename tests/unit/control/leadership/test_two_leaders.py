@@ -309,6 +309,7 @@ async def test_nothing_that_was_acknowledged_is_lost_when_it_leads_again_after_a
             return snapshot
 
         monkeypatch.setattr(it.store, "load", load_slowly)
+        it.other_store.fail(Fault.NOT_APPLIED)  # so that this one leads next, not the other
         before = it.seat.term
         it.seat.term, it.seat.holder, it.seat.until = before + 1, "another", 0.0
         accepted = []

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shoal.control.placement.placer import BACKLOG, BUSY_BATCH, BUSY_SECONDS, GATHER_SECONDS
+from shoal.control.placement.placer import BACKLOG, BUSY_BATCH, BUSY_SECONDS, GATHER_SECONDS, MOMENT_SECONDS
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
@@ -28,25 +28,44 @@ async def busy(kit):
     await kit.wait_node("n1", "Ready")
     names = [f"w{number}" for number in range(BACKLOG)]
     await apply(kit, *names)
-    await placed_at(kit, *names)
+    workloads = kit.plane.leadership.fleet.workloads
+    while not all(name in workloads and workloads[name].node_id for name in names):
+        await asyncio.sleep(MOMENT_SECONDS / 100)  # a longer one would see the end of the rush
     return kit
 
 
 async def test_when_there_is_much_to_place_requests_are_gathered(busy):
+    names = ["one", "two", "three", "four"]
+    for name in names:
+        await apply(busy, name)
+        await busy.clock.sleep(MOMENT_SECONDS / 2)
+    assert len(await placed_at(busy, *names)) == 1
+
+
+async def test_gathering_ends_when_no_request_comes_for_a_moment(busy):
+    asked = busy.clock.wall()
     await apply(busy, "one")
-    await busy.clock.sleep(GATHER_SECONDS / 2)
-    await apply(busy, "two")
-    assert len(await placed_at(busy, "one", "two")) == 1
+    (placed,) = await placed_at(busy, "one")
+    assert (placed - asked).total_seconds() < 3 * MOMENT_SECONDS < GATHER_SECONDS
+
+
+async def test_what_waited_for_the_end_of_a_rush_goes_on_soon_after_it(busy):
+    placer = busy.plane.leadership.placer
+    assert placer.has_backlog
+    assert placer.is_busy
+    await busy.clock.sleep(4 * MOMENT_SECONDS)
+    assert not placer.has_backlog
+    assert not placer.is_busy
 
 
 async def test_an_update_is_not_kept_waiting_by_new_workloads(busy):
     asked = busy.clock.wall()
     await apply(busy, "one")
-    await busy.clock.sleep(GATHER_SECONDS / 2)
+    await busy.clock.sleep(MOMENT_SECONDS / 2)
     await busy.apply("w0", cpu=20, memory=10)
     workloads = busy.plane.leadership.fleet.workloads
     await busy.wait(lambda: workloads["w0"].placed_at > asked)
-    assert (workloads["w0"].placed_at - asked).total_seconds() < GATHER_SECONDS
+    assert (workloads["w0"].placed_at - asked).total_seconds() < MOMENT_SECONDS
 
 
 async def test_a_few_at_once_are_not_kept_waiting(kit):

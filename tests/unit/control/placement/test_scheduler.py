@@ -298,6 +298,16 @@ def test_shortlists_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(built.values())[-2:] == [1, 2]
 
 
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_MOST_REMEMBERED", 2)
+    memory = scheduler.Memory()
+    for number in range(100):
+        nodes = [node(f"n{number}-{each}") for each in range(3)]
+        place([request(f"w{cpu}", cpu=cpu) for cpu in (1, 2, 3)], nodes, memory=memory)
+    assert len(memory._found) == 2
+    assert max(map(len, memory._found.values())) < 30
+
+
 def test_the_benchmark_runs() -> None:
     figures = measure(nodes=6, requests=8)
     assert figures.keys() >= {"same_shape_per_s", "single_ms"}

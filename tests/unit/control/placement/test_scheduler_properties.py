@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shoal.control.placement.scheduler import place, place_together
+from shoal.control.placement.scheduler import Memory, place, place_together
 from shoal.control.state.facts import NodeFacts, PlacementDecision, PlacementPlan, PlacementRequest, Strategy
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import Feature, NodeState
@@ -62,6 +62,23 @@ def test_it_decides_as_weighing_every_node_for_every_request_would(scene: Scene)
     for decision in explained.decisions:
         for score in decision.scores:
             assert abs(sum(score.parts.values()) - score.total) < 1e-4
+
+
+@often
+@given(st.one_of(scenes(), scenes("home", "room"), scenes("affinities")), st.randoms(use_true_random=False))
+def test_a_plan_is_the_same_with_what_earlier_plans_have_found(scene: Scene, chance: random.Random) -> None:
+    memory = Memory()
+    nodes = {each.node_id: each for each in scene.nodes}
+    for _ in range(4):
+        fresh = place(scene.requests, nodes, strategy=scene.strategy)
+        assert place(scene.requests, nodes, strategy=scene.strategy, memory=memory) == fresh
+        for node_id in [each for each in nodes if chance.random() < 0.3]:
+            if chance.random() < 0.2:
+                del nodes[node_id]
+            else:
+                used = Resources(cpu_millicores=chance.choice((0, 100, 1000)), memory_mb=100)
+                tenant = WorkloadId(f"tenant-{chance.random()}")
+                nodes[node_id] = nodes[node_id].with_tenant(tenant, request=used, labels={"app": "web"})
 
 
 @often

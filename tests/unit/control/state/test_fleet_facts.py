@@ -50,7 +50,8 @@ def _node(node_id: NodeId) -> NodeRecord:
 def _records(draw: st.DrawFn) -> WorkloadRecord:
     node_id = draw(st.sampled_from((*NODES, None)))
     away = draw(st.sampled_from((*NODES, None)))
-    move = Move(MoveKind.BEFORE, away, 1, AT) if away is not None and draw(st.booleans()) else None
+    held = draw(st.sampled_from((None, Resources(100), Resources(700))))
+    move = Move(MoveKind.BEFORE, away, 1, AT, held) if away is not None and draw(st.booleans()) else None
     spec = WorkloadSpec(
         type=WorkloadType.PROCESS,
         resources=ResourceRequest(cpu_millicores=draw(st.integers(1, 3)) * 100),

@@ -122,7 +122,7 @@ class OneRecord(RuleBasedStateMachine):
     def place(self, node, hold):
         placed = placed_on(self.record, node, at=AT)
         if hold and self.record.node_id not in (None, node):
-            placed = moves.begun_first(placed, self.record.node_id, at=AT)
+            placed = moves.begun_first(self.record, placed, at=AT)
         self.become(placed)
         assert self.state is RecordState.PLACED
 

@@ -10,10 +10,12 @@ from shoal.control.placement.placer import placed_on
 from shoal.control.state import moves
 from shoal.control.workloads.decisions.reports import is_superseded
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.resources import Resources
 from shoal.model.workloads import (
     DesiredState,
     MoveKind,
     ProcessSpec,
+    ResourceRequest,
     WorkloadRecord,
     WorkloadSpec,
     WorkloadType,
@@ -41,20 +43,29 @@ def record(**changes):
     return WorkloadRecord(**{**values, **changes})
 
 
+def _needs(**resources):
+    return dataclasses.replace(SPEC, resources=ResourceRequest(**resources))
+
+
+def begun_first(**changes):
+    before = record(**changes)
+    return moves.begun_first(before, placed_on(before, NEW, at=AT), at=AT)
+
+
 class TestReplacementFirst:
     def test_the_new_node_owns_it_and_the_old_copy_is_left_alone(self):
-        moved = moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT)
+        moved = begun_first()
         assert (moved.node_id, moved.generation, moved.left_on) == (NEW, 4, (OLD,))
         assert moves.is_held(moved, OLD)
         assert not is_superseded(moved, OLD, 3)
         assert is_superseded(moved, THIRD, 2)
 
     def test_once_it_has_arrived_the_old_copy_goes(self):
-        moved = moves.finished(moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT))
+        moved = moves.finished(begun_first())
         assert is_superseded(moved, OLD, 3)
 
     def test_it_can_be_taken_back_under_a_newer_generation(self):
-        moved = moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT)
+        moved = begun_first()
         assert moves.can_return(moved)
         back = moves.returned(moved, at=AT)
         assert (back.node_id, back.generation, back.placed_generation, back.move) == (OLD, 5, 5, None)
@@ -62,17 +73,31 @@ class TestReplacementFirst:
         assert is_superseded(back, NEW, 4)
 
     def test_not_after_an_update_nor_when_the_copy_is_gone(self):
-        moved = moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT)
+        moved = begun_first()
         assert not moves.can_return(_with(moved, generation=5))
         assert not moves.can_return(_with(moved, left_on=()))
 
+    def test_the_old_copy_keeps_what_it_holds_whatever_its_replacement_is_given(self):
+        held = (Resources(cpu_millicores=400), ("8080/tcp",))
+        moved = begun_first(reserved=held[0], reserved_ports=held[1])
+        assert moves.held_reservation(moved) == held
+        updated = placed_on(_with(moved, generation=5, spec=_needs(cpu_millicores=100)), NEW, at=AT)
+        assert updated.reserved.cpu_millicores == 100
+        assert moves.is_held(updated, OLD)
+        assert moves.held_reservation(updated) == held
+
+    def test_it_is_not_taken_back_by_a_node_that_kept_less_for_it(self):
+        smaller = _needs(cpu_millicores=100).request
+        assert not moves.can_return(begun_first(spec=_needs(cpu_millicores=400), reserved=smaller))
+        assert moves.can_return(begun_first(spec=_needs(cpu_millicores=100), reserved=smaller))
+
     def test_a_stop_or_delete_stops_both_copies(self):
-        moved = moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT)
+        moved = begun_first()
         for desired in (DesiredState.STOPPED, DesiredState.DELETED):
             assert is_superseded(_with(moved, desired=desired), OLD, 3)
 
     def test_a_third_node_may_take_over(self):
-        moved = moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT)
+        moved = begun_first()
         again = placed_on(moved, THIRD, at=AT)
         assert again.left_on == (NEW, OLD)
         assert moves.is_held(again, OLD)

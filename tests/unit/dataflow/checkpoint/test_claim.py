@@ -77,18 +77,18 @@ def test_a_process_that_is_suspended_is_called_so(tmp_path):
             holder.kill()
 
 
-def test_every_claim_has_a_higher_term_and_one_life_has_one_incarnation(tmp_path):
+def test_every_claim_has_a_higher_epoch_and_one_life_has_one_incarnation(tmp_path):
     first = claim(tmp_path)
     first.note_committed(7)
     first.note_committed(5)  # a smaller one changes nothing
     first.release()
     second = claim(tmp_path)
-    assert (second.record.term, second.record.through) == (2, 7)
+    assert (second.record.epoch, second.record.through) == (2, 7)
     assert second.record.incarnation == first.record.incarnation > 0
     second.begin_incarnation(99)
     second.release()
     third = claim(tmp_path)
-    assert (third.record.term, third.record.through, third.record.incarnation) == (3, 0, 99)
+    assert (third.record.epoch, third.record.through, third.record.incarnation) == (3, 0, 99)
     third.release()
 
 
@@ -117,7 +117,7 @@ def test_where_there_is_no_lock_the_last_claim_counts():
     first.check()
     second = claim(place)
     second.check()
-    with pytest.raises(PreconditionError, match="claimed under a newer term, 2; this coordinator has term 1"):
+    with pytest.raises(PreconditionError, match="claimed under a newer epoch, 2; this coordinator has epoch 1"):
         first.check()
 
 

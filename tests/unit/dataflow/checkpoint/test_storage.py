@@ -135,10 +135,6 @@ def test_one_of_another_format_is_not_passed_over(storage, tmp_path):
         storage.search()
 
 
-def test_every_start_has_an_epoch_of_its_own(storage):
-    assert [storage.begin(LAYOUT).epoch for _ in range(3)] == [1, 2, 3]
-
-
 def test_widths_are_remembered_over_attempts(storage):
     assert storage.begin(LAYOUT).widths == {}
     narrow = Layout(key_groups=8, kinds=LAYOUT.kinds, widths={"sum": 1, "out": 1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.dataflow.execution.child_output import MOST_CHARACTERS, MOST_LINES, ChildOutput
+from shoal.dataflow.execution.hosts.child_output import MOST_CHARACTERS, MOST_LINES, ChildOutput
 
 
 def shown(*pieces: tuple[bytes, float]) -> list[str]:

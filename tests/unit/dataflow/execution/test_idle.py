@@ -76,7 +76,7 @@ class Reading:
         self.tap, self.clock = tap, HandClock()
         node = Source(connector=connector(tap, bounded), schema=SCHEMA, time=time)
         splits = tuple(node.connector.find_splits())
-        share = SourceShare(node, SCHEMA, splits, subtask=0, parallelism=1, needs_time=True)
+        share = SourceShare(node, SCHEMA, splits, needs_time=True)
         self.driver = SourceDriver(share, FlowSettings(), self.clock)
         self.driver.open()
 

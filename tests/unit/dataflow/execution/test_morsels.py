@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.core.clock import SystemClock
 from shoal.dataflow.execution import engine
-from shoal.dataflow.execution.morsels import MorselStep, find_runs
+from shoal.dataflow.execution.morsels import Choice, MorselStep, find_runs
 from shoal.dataflow.language.expressions import Named, col
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import Filter, KeyBy, Project
@@ -112,3 +112,28 @@ def test_a_flow_gives_the_same_with_and_without(parallelism):
 
     assert run(3) == run(0)
     assert sorted(run(3)) == [each * 20 for each in range(0, 1000, 3)]
+
+
+def choose(alone: float, shared: float, batches: int = 400) -> list[bool]:
+    """Which batches were shared out, when rows cost so much in both ways."""
+    choice, found = Choice(), []
+    for _ in range(batches):
+        is_shared = choice.next()
+        found.append(is_shared)
+        choice.took(is_shared, 1000 * (shared if is_shared else alone), 1000)
+    return found
+
+
+def test_the_quicker_way_is_chosen_and_the_other_one_tried_again_from_time_to_time():
+    assert 390 <= sum(choose(alone=2, shared=1)) < 400
+    assert 0 < sum(choose(alone=1, shared=2)) <= 10
+    assert sum(choose(alone=1, shared=0.99)) <= 10  # not worth another core
+    assert sum(choose(alone=0, shared=0)) > 390  # a clock that stands still
+
+
+def test_a_way_that_became_quicker_is_taken():
+    choice = Choice()
+    for batch in range(950):
+        is_shared = choice.next()
+        choice.took(is_shared, 2 if is_shared == (batch < 300) else 1, 1)
+    assert choice.next()

@@ -15,7 +15,7 @@ from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import session
 from shoal.dataflow.execution import engine
-from shoal.dataflow.execution.hosts import LocalHosts
+from shoal.dataflow.execution.hosts.base import LocalHosts
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
@@ -205,8 +205,8 @@ def test_sinks_that_there_are_no_more_are_fenced_and_recovered(tmp_path):
     tap.close()
     faults.arm("dataflow.manifest.after", _raise)
     flow = [recording_sink(window_sums(tap_source(tap, bounded=True)), recording, commits_in_tasks=True)]
-    with pytest.raises(Crash):
-        engine.run(flow, name="job", parallelism=4, settings=settings(tmp_path))
+    with pytest.raises(Crash):  # in the only checkpoint, which has the output of all four
+        engine.run(flow, name="job", parallelism=4, settings=settings(tmp_path, min_pause=600.0))
     faults.disarm_all()
     assert not recording.rows
     engine.run(flow, name="job", parallelism=1, settings=settings(tmp_path))

@@ -14,8 +14,9 @@ from shoal.core.errors import InvalidError
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.memory import IterableSource
 from shoal.dataflow.execution import engine
+from shoal.dataflow.execution.coordinator.splits import assign_splits
 from shoal.dataflow.execution.event_time import Watermarks, to_micros
-from shoal.dataflow.execution.sources import BatchSize, SourceDriver, SourceShare, owns_new_split, share_splits
+from shoal.dataflow.execution.sources import BatchSize, SourceDriver, SourceShare
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.functions import make_ref
@@ -138,10 +139,25 @@ def test_whatever_comes_it_is_monotone_and_never_ahead_of_a_split_that_counts(sc
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_every_split_is_read_by_one_task(count, parallelism):
     splits = [Split(str(each)) for each in range(count)]
-    shared = [share_splits(splits, subtask, parallelism) for subtask in range(parallelism)]
+    shared = assign_splits(splits, parallelism).by_task
+    assert len(shared) == parallelism
     assert sorted((each for share in shared for each in share), key=lambda each: int(each.name)) == splits
-    for split in splits:
-        assert sum(owns_new_split(split, subtask, parallelism) for subtask in range(parallelism)) == 1
+    sizes = [len(share) for share in shared]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.lists(st.sets(st.integers(0, 20)), max_size=6), st.integers(1, 5))
+def test_splits_that_appear_later_move_no_other_and_each_is_sent_once(looks, parallelism):
+    now = assign_splits([], parallelism)
+    sent = [[] for _ in range(parallelism)]
+    for look in looks:
+        after = now.add([Split(str(each)) for each in look])
+        for task, new in enumerate(after.since(now)):
+            sent[task] += new
+        now = after
+    assert [list(each) for each in now.by_task] == sent
+    assert {int(split.name) for split in now.known} == {each for look in looks for each in look}
+    assert len({split.name for split in now.known}) == len(now.known)
 
 
 MOMENT = dt.datetime(2024, 5, 1, 12, 30, 15, 123456, tzinfo=dt.UTC)
@@ -216,7 +232,7 @@ def test_the_end_of_a_bounded_source_is_the_end_of_time():
 
 def test_a_driver_says_once_that_it_was_woken():
     tap = Tap()
-    share = SourceShare(tap_source(tap), SCHEMA, (Split("0"),), subtask=0, parallelism=1, needs_time=False)
+    share = SourceShare(tap_source(tap), SCHEMA, (Split("0"),), needs_time=False)
     driver = SourceDriver(share, FlowSettings(), SystemClock())
     assert not driver.was_woken()
     driver.wake()  # before there is a reader

@@ -142,3 +142,31 @@ def test_a_few_numbers_far_from_the_others(batches, base):
         for key, slot in zip(keys, slots, strict=True):
             assert known.setdefault(key, slot) == slot
     assert len(set(known.values())) == len(known) == len(index)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 40, 100, -70, 2**62]), st.lists(st.integers(0, 30) | st.just(500), max_size=25)),
+        max_size=12,
+    ),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_numbers_in_ranges_that_move_and_far_from_them(batches, with_nulls):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyindex, "_RANGE", 32)
+        rows = [[(base + number,) for number in numbers] for base, numbers in batches]
+        if with_nulls and rows:
+            rows.insert(len(rows) // 2, [(None,), (7,), (45,)])
+        check([pa.int64()], rows)
+        check([pa.int64()], rows, with_compaction=False)
+
+
+def test_keys_that_were_compacted_are_not_taken_for_keys_of_one_hash():
+    index = KeyIndex(["k"])
+    for start in range(0, 5000, 1000):
+        keys = pa.array(np.arange(start, start + 1500))
+        slots = index.slots_of([keys], 1500)
+        index.compact(np.isin(np.arange(len(index)), slots[500:]))
+        assert index.find([keys], 1500).tolist() == [*[-1] * 500, *range(1000)]
+    assert not index._collided

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +51,38 @@ def test_rows_come_in_order_however_they_arrive(inputs, order, restarts):
     assert [at for at, _name in rows] == sorted(at for each in inputs for at in each)
     for port, each in enumerate(inputs):
         assert [at for at, name in rows if name == str(port)] == each
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=30), min_size=2, max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_rows_that_are_kept_apart_come_in_the_same_pieces(inputs):
+    inputs = [sorted(each) for each in inputs]
+    pieces: list[list[list[Any]]] = []
+    for keep_apart in (False, True):
+        seen = Pieces()
+        fleet = Fleet(lambda apart=keep_apart: Merge(by="at", ports=len(inputs), keep_apart=apart), [()] * len(inputs))
+        fleet.operators[0].open(replace(fleet.operators[0]._context, max_rows=7))
+        for port, values in enumerate(inputs):
+            fleet.operators[0].process(batch(values, str(port)), seen, port=port)
+        for port in range(len(inputs)):
+            fleet.operators[0].on_port_end(port, seen)
+        pieces.append(seen.sorted_pieces())
+    assert pieces[0] == pieces[1]
+
+
+class Pieces(Collected):
+    """Notes where event time may move on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = [0]
+
+    def settle(self) -> None:
+        self.ends.append(len(self.rows("at")))
+
+    def sorted_pieces(self) -> list[list[Any]]:
+        every = self.rows("at", "name")
+        return [sorted(every[begin:end]) for begin, end in pairwise([*self.ends, len(every)])]
 
 
 def test_a_watermark_keeps_its_place_among_the_rows():

@@ -28,6 +28,10 @@ REST = 0.2
 """Seconds between two reads at least: events come in bursts."""
 
 
+def _as_it_is(entry: object) -> object:
+    return entry
+
+
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
     """What a list shows, and how."""
@@ -43,6 +47,8 @@ class Listing(Generic[T]):
     state: Callable[[T], object]
     #: Said when there is nothing to list.
     empty: str
+    #: An entry for JSON, where it is not shown as it is.
+    plain: Callable[[T], object] = _as_it_is
 
 
 async def show(control: ControlPlane, listing: Listing[T], *, as_json: bool, watch: bool) -> None:
@@ -51,7 +57,7 @@ async def show(control: ControlPlane, listing: Listing[T], *, as_json: bool, wat
     if watch:
         await _watch(control, listing, entries, as_json=as_json)
     elif as_json:
-        output.json_document({listing.noun: entries})
+        output.json_document({listing.noun: [listing.plain(each) for each in entries]})
     else:
         now = session.clock().wall()
         output.table(listing.columns, [listing.row(each, now) for each in entries], empty=listing.empty)
@@ -77,7 +83,7 @@ async def _watch(control: ControlPlane, listing: Listing[T], entries: Sequence[T
 def _print_json(listing: Listing[T], changed: Sequence[T], gone: Sequence[str]) -> None:
     single = listing.noun.removesuffix("s")
     for each in changed:
-        output.json_line({"change": "changed", single: each})
+        output.json_line({"change": "changed", single: listing.plain(each)})
     for name in gone:
         output.json_line({"change": "gone", single: {f"{single}_id": name}})
 

@@ -101,5 +101,5 @@ def _disk(disk: VmDisk, os_image: str) -> str:
 
 def _network(network: VmNetwork) -> str:
     link = f"bridge {network.bridge}" if network.bridge else f"tap {network.tap}" if network.tap else "user-mode"
-    words = [link, "dhcp" if network.dhcp else "", network.static_ip, network.mac]
+    words = [network.name, link, "dhcp" if network.dhcp else "", network.static_ip, network.mac]
     return ", ".join(word for word in words if word)

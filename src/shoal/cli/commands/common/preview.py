@@ -16,7 +16,7 @@ from shoal.cli.commands.common.specs import LocatedDocument, document_of
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.errors import NotFoundError
-from shoal.model.documents import GroupDocument, WorkloadDocument, write_document
+from shoal.model.documents import Document, GroupDocument, WorkloadDocument, write_document
 from shoal.model.phases import ContractStatus
 from shoal.model.views import NodeScore, PlannedPlacement, WorkloadView
 
@@ -51,7 +51,7 @@ class Planned:
     stored_on: str = ""
 
 
-async def preview(control: ControlPlane, documents: Sequence[LocatedDocument], *, as_json: bool) -> int:
+async def preview(control: ControlPlane, documents: Sequence[LocatedDocument[Document]], *, as_json: bool) -> int:
     """Show what applying would do. Returns the exit code."""
     alone = [each.document for each in documents if isinstance(each.document, WorkloadDocument)]
     planned: list[Planned] = []

@@ -2,7 +2,8 @@
 
     shoal apply -f web.yaml -f folder -f s3://bucket/jobs.yaml -f -
 
-Called by `apply` and `delete`; calls `shoal.model.documents` for the rules and `shoal.core.files` to open paths.
+Called by `apply`, `delete` and the commands of services; calls `shoal.model.documents` for the rules and
+`shoal.core.files` to open paths.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import dataclasses
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, UnsupportedError, problem
 from shoal.core.files import read_bytes
@@ -33,11 +34,23 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _PART = re.compile(r"[^.\[\]]+|\[[0-9]+\]")
 
 
+class Identified(Protocol):
+    """A document with an id."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        ...
+
+
+D = TypeVar("D", bound=Identified)
+
+
 @dataclass(frozen=True, slots=True)
-class LocatedDocument:
+class LocatedDocument(Generic[D]):
     """A document and where it was written."""
 
-    document: Document
+    document: D
     source: str
     line: int
 
@@ -47,12 +60,25 @@ class LocatedDocument:
         return f"{self.source}:{self.line}"
 
 
-def read_specs(paths: Sequence[str], *, recursive: bool = False) -> list[LocatedDocument]:
+@overload
+def read_specs(paths: Sequence[str], *, recursive: bool = False) -> list[LocatedDocument[Document]]: ...
+
+
+@overload
+def read_specs(
+    paths: Sequence[str], *, recursive: bool = False, read: Callable[[object], D]
+) -> list[LocatedDocument[D]]: ...
+
+
+def read_specs(
+    paths: Sequence[str], *, recursive: bool = False, read: Callable[[object], Any] = read_document
+) -> list[LocatedDocument[Any]]:
     """Read every document of every file or folder, `-` being stdin. Raises `InvalidError` with every problem of all.
 
     Of a folder, its *.yaml, *.yml and *.json files are read in order of their names; those below it if `recursive`.
+    `read` makes a document of parsed YAML.
     """
-    found: list[LocatedDocument] = []
+    found: list[LocatedDocument[Any]] = []
     problems: list[Problem] = []
     hint = ""
     if list(paths).count("-") > 1:
@@ -66,10 +92,10 @@ def read_specs(paths: Sequence[str], *, recursive: bool = False) -> list[Located
                 hint = hint or "give a file of YAML or JSON that can be read; - is stdin"
                 continue
             try:
-                found.extend(parse_specs(text, source="<stdin>" if path == "-" else path))
+                found.extend(parse_specs(text, source="<stdin>" if path == "-" else path, read=read))
             except InvalidError as error:
                 problems.extend(error.problems)
-                hint = _SCHEMA
+                hint = _SCHEMA if read is read_document else ""
     repeated = list(_repeated(found))
     if repeated:
         problems.extend(repeated)
@@ -95,11 +121,11 @@ def _expand(paths: Sequence[str], problems: list[Problem], *, recursive: bool) -
         yield from files
 
 
-def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
+def parse_specs(text: str, *, source: str, read: Callable[[object], Any] = read_document) -> list[LocatedDocument[Any]]:
     """Read the documents of one file's text."""
     import yaml
 
-    found: list[LocatedDocument] = []
+    found: list[LocatedDocument[Any]] = []
     problems: list[Problem] = []
     try:
         loader = yaml.SafeLoader(text)
@@ -109,7 +135,7 @@ def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
                 continue
             try:
                 problems.extend(_repeated_keys(node, source))
-                document = read_document(loader.construct_document(node))
+                document = read(loader.construct_document(node))
                 found.append(LocatedDocument(document, source, node.start_mark.line + 1))
             except InvalidError as error:
                 problems.extend(_with_line(each, node, source) for each in error.problems)
@@ -124,7 +150,8 @@ def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
     return found
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> bytes:
+    """The bytes of a file, a URL or stdin (`-`). Raises `InvalidError`."""
     try:
         content = _read_stream(path) if path == "-" or _is_stream(path) else read_bytes(path, limit=MAX_BYTES)
     except NotFoundError:
@@ -134,6 +161,11 @@ def _read(path: str) -> str:
         raise InvalidError([problem(path, None, rule)]) from None
     if len(content) > MAX_BYTES:
         raise InvalidError([problem(path, None, f"must have at most {MAX_BYTES:,} bytes")])
+    return content
+
+
+def _read(path: str) -> str:
+    content = read_file(path)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -223,7 +255,7 @@ def _repeated_keys(root: yaml.Node, source: str) -> Iterator[Problem]:
                 stack.append(value)
 
 
-def _repeated(found: Sequence[LocatedDocument]) -> Iterator[Problem]:
+def _repeated(found: Sequence[LocatedDocument[Any]]) -> Iterator[Problem]:
     """The same workload or group in two documents is a mistake, not a sequence of steps."""
     known: dict[tuple[str, str], str] = {}
     for located in found:

@@ -32,6 +32,7 @@ _COLUMNS = (
     Column("PATH", rank=1, least=16),
 )
 
+_SIZES = (Column("SUB-GRAPH"), Column("BYTES", right=True), Column("PATH", rank=1, least=16))
 _STATES = (Column("REPLICA"), Column("STATE"))
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name")]
@@ -125,6 +126,39 @@ async def info(store: CoordinationStore, *, bzid: Bzid, as_json: Json = False) -
     """Print everything about the namespace as JSON: models, containers and layouts (`--cmd=bzid_info`)."""
     del as_json  # it is JSON in any case
     output.json_document(await _overview(store, bzid))
+
+
+@app.command("size")
+def size(
+    export_base: Annotated[
+        str, typer.Argument(metavar="PATH", help="The exported model: one directory for each sub-graph")
+    ],
+    *,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint", metavar="NAME", help="Such as model.ckpt-100 [the last in the directory above PATH]"
+        ),
+    ] = "",
+    version: Annotated[
+        int | None,
+        typer.Option(
+            "--version", min=0, metavar="N", help="[the one of the checkpoint, else the newest of all sub-graphs]"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how many bytes each sub-graph of an export needs, with the tables of its checkpoint (was `get info`)."""
+    from pathlib import Path
+
+    from shoal.serving.resources import model_sizes
+
+    found = model_sizes(Path(export_base), checkpoint=checkpoint, version=version)
+    if as_json:
+        sizes = {name: {"bytes": each.bytes, "path": str(each.path)} for name, each in found.items()}
+        output.json_document({"sub_graphs": sizes})
+        return
+    output.table(_SIZES, [[name, str(each.bytes), str(each.path)] for name, each in found.items()])
 
 
 @tree_command(app, "load")

@@ -101,13 +101,17 @@ def replicas(
 
 def _ask(agent: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
     """Call a serving agent, in clear: it listens on loopback."""
+    from shoal.cli.output import hints
     from shoal.discovery.client import ServingAgentClient
     from shoal.wire.access import Access
     from shoal.wire.addresses import parse_address
 
     address = str(parse_address(agent, field="--agent"))
     around = session.surroundings.get(session.Surroundings())
-    return _run(lambda: ServingAgentClient(around.make_transport(Access(insecure=True)).connect(address)), work)
+    try:
+        return _run(lambda: ServingAgentClient(around.make_transport(Access(insecure=True)).connect(address)), work)
+    except InvalidError as error:
+        raise hints.renamed(error, {"model_name": "--model-name"}) from None
 
 
 def _ask_control_plane(tree: Tree, bzid: str, base_name: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
@@ -126,7 +130,7 @@ def _ask_control_plane(tree: Tree, bzid: str, base_name: str, work: Callable[[Se
     try:
         return _run(make, work)
     except InvalidError as error:
-        names = {SERVING_BZID_HEADER: "--bzid", SERVING_BASE_NAME_HEADER: "--model-name"}
+        names = {SERVING_BZID_HEADER: "--bzid", SERVING_BASE_NAME_HEADER: "--model-name", "model_name": "--model-name"}
         raise hints.renamed(error, names) from None
 
 
@@ -163,6 +167,13 @@ async def _resource(client: ServingAgentClient, _server_type: Any, _task: int, _
     return {"resource": output.to_plain(await client.get_resource())}
 
 
+_EMPTY = {
+    "portal": "no model is requested",
+    "publish": "no model is assigned to an agent",
+    "resources": "no agent reports what it has free",
+    "locks": "no lock is held",
+    "election": "there is no candidate",
+}
 _AGENT_VIEWS = {"heartbeat": _heartbeat, "get": _get, "resource": _resource}
 
 
@@ -263,4 +274,4 @@ def _print(document: dict[str, Any]) -> None:
         ]
         output.table(_REPLICAS, rows)
     else:
-        output.table(_VALUES, [[name, value] for name, value in found.items()], empty=f"no {kind}")
+        output.table(_VALUES, [[name, value] for name, value in found.items()], empty=_EMPTY[kind])

@@ -12,13 +12,15 @@ from shoal.dataflow.language.keys import Integers, combined
 from shoal.dataflow.language.logical import LATE, LATE_RIGHT, JoinKind
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 from shoal.dataflow.operators.batches import same_type
-from shoal.dataflow.operators.joins.buffer import RowBuffer, Segment
+from shoal.dataflow.operators.joins.buffer import Flags, RowBuffer, Segment
 from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
 from shoal.dataflow.operators.joins.matching import pairs
 from shoal.dataflow.operators.keys.index import KeyIndex
 from shoal.dataflow.operators.keys.liveness import Liveness
 from shoal.dataflow.operators.keys.tables import check_fingerprint, fingerprint
+from shoal.dataflow.state.backends import open_backend
 from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.row_store import RowStore
 from shoal.dataflow.state.tables import Table
 
 LEFT, RIGHT = 0, 1
@@ -38,10 +40,13 @@ class KeyedJoin(Operator):
         left_keys: tuple[str, ...],
         right_keys: tuple[str, ...],
         suffix: str = "_right",
+        state: str = "memory",
     ) -> None:
         self.columns = JoinedColumns(left, right, left_keys, right_keys, suffix)
         self.keeps = (kind in (JoinKind.LEFT, JoinKind.OUTER), kind in (JoinKind.RIGHT, JoinKind.OUTER))
-        self.buffers = (RowBuffer(), RowBuffer())
+        make_store = self._open_store if state == "rocks" else None
+        self.buffers = (RowBuffer(make_store), RowBuffer(make_store))
+        self._store: RowStore | None = None
         self.index = KeyIndex(left_keys)
         self.watermark = START_OF_TIME
         self.late = [0, 0]
@@ -53,6 +58,17 @@ class KeyedJoin(Operator):
     def open(self, context: Context) -> None:
         """Remember the clock and the sizes."""
         self.context = context
+
+    def _open_store(self) -> RowStore:
+        """Where rows lie that are too many for memory."""
+        if self._store is None:
+            self._store = RowStore(open_backend("rocks", self.context.scratch))
+        return self._store
+
+    def close(self) -> None:
+        """Remove what lies on disk."""
+        if self._store is not None:
+            self._store.close()
 
     def statistics(self) -> dict[str, int]:
         """What waits, and what was late."""
@@ -90,6 +106,11 @@ class KeyedJoin(Operator):
             some = rows.slice(start, self.context.max_rows)
             left, right = (some, None) if port == LEFT else (None, some)
             out.emit(self.columns.assemble(left, right, change=change))
+
+    def emit_some(self, segment: Segment, flags: Flags, port: int, out: Output, *, change: str = "") -> None:
+        """Rows of a segment without a partner."""
+        for rows in segment.batches(flags, self.context.max_rows):
+            self.emit_alone(rows, port, out, change=change)
 
     def emit_pairs(
         self,

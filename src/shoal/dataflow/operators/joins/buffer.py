@@ -3,6 +3,9 @@
 Each segment holds at least twice as much as the next one, so there are few of them, and a row is copied only as often
 as the logarithm of their number. A row can be marked as matched, and rows that are too old are left out and freed. Rows
 have numbers, by which a snapshot knows again those that are gone.
+
+With a row store, the columns of a large segment lie there. It is not merged any more, and what stays in memory of a row
+is its slot, time, number and flags.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from shoal.dataflow.language.elements import START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.operators.batches import stacked
 from shoal.dataflow.state.dirty import RowIds
+from shoal.dataflow.state.row_store import MakeRowStore, StoredRows
 from shoal.dataflow.state.tables import Table, TableState, stack
 
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
@@ -28,6 +32,10 @@ GroupOf: TypeAlias = Callable[[Integers], Integers]
 _COLUMNS = {"times": np.int64, "matched": np.bool_, "ids": np.int64}
 _TIME, _ID = "__join_times", "__join_ids"
 _NONE = np.zeros(0, np.int64)
+#: Bytes of a segment above which its columns go to the store, where there is one.
+MOST_BYTES = 16 * 1024 * 1024
+#: Rows that are read from a store at once.
+_AT_ONCE = 65_536
 
 
 @dataclass(slots=True)
@@ -37,7 +45,8 @@ class Segment:
     slots: Integers
     times: Integers
     matched: Flags
-    rows: Batch
+    #: A batch, or rows in a store.
+    rows: Any
     #: A number for each row, and whether it changed since the last snapshot.
     ids: Integers
     dirty: Flags
@@ -47,9 +56,16 @@ class Segment:
 
     def at(self, places: Integers) -> Segment:
         """Some of them."""
-        rows = self.rows.take(pa.array(places))
+        is_stored = isinstance(self.rows, StoredRows)
+        rows = self.rows.select(places) if is_stored else self.rows.take(pa.array(places))
         slots, times, matched = self.slots[places], self.times[places], self.matched[places]
         return Segment(slots, times, matched, rows, self.ids[places], self.dirty[places])
+
+    def batches(self, flags: Flags, most: int) -> Iterator[Batch]:
+        """The rows at some places, so many at a time."""
+        places = np.flatnonzero(flags)
+        for start in range(0, len(places), most):
+            yield self.rows.take(pa.array(places[start : start + most]))
 
     def mark_matched(self, flags: Flags) -> None:
         """These rows have a partner now."""
@@ -60,8 +76,10 @@ class Segment:
 class RowBuffer:
     """The rows of one side. `times` may be any moments by which rows are ordered and freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_store: MakeRowStore | None = None) -> None:
         self.segments: list[Segment] = []
+        #: Where the columns of segments of more than `MOST_BYTES` go; without it all stay in memory.
+        self._make_store = make_store
         #: Rows of earlier times are gone.
         self.floor = START_OF_TIME
         self._ids = RowIds()
@@ -87,9 +105,16 @@ class RowBuffer:
         dirty = np.full(len(slots), ids is None)
         ids = self._ids.take(len(slots)) if ids is None else ids
         self.segments.append(Segment(slots, times, flags, rows, ids, dirty).at(order))
-        while len(self.segments) > 1 and len(self.segments[-2]) < 2 * len(self.segments[-1]):
+        while len(self.segments) > 1 and self._is_to_merge(*self.segments[-2:]):
             newer = self.segments.pop()
             self.segments.append(_merged(self.segments.pop(), newer))
+        last = self.segments[-1]
+        if self._make_store is not None and last.rows.nbytes > MOST_BYTES:
+            last.rows = self._make_store().keep([last.rows])
+
+    @staticmethod
+    def _is_to_merge(older: Segment, newer: Segment) -> bool:
+        return len(older) < 2 * len(newer) and not isinstance(older.rows, StoredRows)
 
     def free_before(self, time: int) -> Iterator[Segment]:
         """Forget rows of earlier times; returns them, so that those without a partner can be emitted."""
@@ -141,7 +166,8 @@ class RowBuffer:
         gone, self._gone = self._gone, []
         if self._schema is None:
             return None, is_whole
-        rows = stack([self._schema.empty_table(), *(pa.Table.from_batches([part.rows]) for part in parts)])
+        tables = (pa.Table.from_batches(list(part.batches(_all(part), _AT_ONCE)), part.rows.schema) for part in parts)
+        rows = stack([self._schema.empty_table(), *tables])
         for name, kind in _COLUMNS.items():
             values = [getattr(part, name) for part in parts]
             rows = rows.append_column(f"__join_{name}", pa.array(np.concatenate([np.zeros(0, kind), *values])))
@@ -160,6 +186,10 @@ class RowBuffer:
         batch = rows.drop_columns([f"__join_{name}" for name in _COLUMNS]).combine_chunks().to_batches()[0]
         flags = np.array(matched.to_numpy(zero_copy_only=False), np.bool_)
         self.add(batch, slots_of(batch), times.to_numpy(), flags, ids.to_numpy())
+
+
+def _all(segment: Segment) -> Flags:
+    return np.ones(len(segment), np.bool_)
 
 
 def _merged(older: Segment, newer: Segment) -> Segment:

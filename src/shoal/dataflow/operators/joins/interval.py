@@ -25,6 +25,8 @@ from shoal.dataflow.operators.joins.matching import bisect, slot_ranges
 class IntervalJoin(KeyedJoin):
     """Pairs of rows with equal keys that are near in time."""
 
+    restores_in_pieces = True
+
     def __init__(self, *, lower: int, upper: int, **settings: Any) -> None:
         super().__init__(**settings)
         if lower > upper:
@@ -58,7 +60,7 @@ class IntervalJoin(KeyedJoin):
         for port, buffer in enumerate(self.buffers):
             for segment in buffer.free_before(self._first_needed(port)):
                 if self.keeps[port]:
-                    self.emit_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
+                    self.emit_some(segment, ~segment.matched, port, out)
         self.forget_keys()
 
     def output_watermark(self, time: int) -> int:

@@ -24,6 +24,8 @@ from shoal.dataflow.operators.joins.matching import slot_ranges
 class RegularJoin(KeyedJoin):
     """Pairs of rows with equal keys. `emits_changes` on endless input that keeps rows without a partner."""
 
+    restores_in_pieces = True
+
     def __init__(self, *, emits_changes: bool = False, ttl: int = 0, **settings: Any) -> None:
         super().__init__(**settings)
         self._ttl = ttl
@@ -54,7 +56,7 @@ class RegularJoin(KeyedJoin):
         if not self._emits_changes:
             for port, buffer in enumerate(self.buffers):
                 for segment in buffer.segments if self.keeps[port] else []:
-                    self.emit_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
+                    self.emit_some(segment, ~segment.matched, port, out)
 
     def on_tick(self, now: int, out: Output) -> None:
         """Free rows that have outlived their time."""
@@ -62,7 +64,7 @@ class RegularJoin(KeyedJoin):
         for port, buffer in enumerate(self.buffers):
             for segment in buffer.free_before(now - self._ttl + 1):
                 if self.keeps[port] and not self._emits_changes:
-                    self.emit_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
+                    self.emit_some(segment, ~segment.matched, port, out)
             for segment in buffer.segments:
                 self._wake_at(int(segment.times.min()))
         self.forget_keys()
@@ -90,7 +92,7 @@ class RegularJoin(KeyedJoin):
         first = np.isin(segment.slots, slots) & ~segment.matched
         if first.any():
             if self._emits_changes:
-                self.emit_alone(segment.rows.filter(pa.array(first)), port, out, change="-D")
+                self.emit_some(segment, first, port, out, change="-D")
             segment.mark_matched(first)
 
     def _take_in(self, table: Any, port: int) -> None:

@@ -106,19 +106,19 @@ class UniqueJoin(KeyedJoin):
     def _take_left(self, batch: Batch, slots: Integers, out: Output) -> None:
         numbers = self._number[slots]
         found = numbers >= 0
+        places: Integers | None = None
         if not found.all():
             alone = np.flatnonzero(~found)
             self._wait(batch.take(pa.array(alone)), slots[alone])
             places = np.flatnonzero(found)
-            batch, numbers = batch.take(pa.array(places)), numbers[places]
+            numbers = numbers[places]
         if len(numbers) and self.keeps[RIGHT]:
             self._dirty.mark(numbers[~self._matched[numbers]], len(self._partners))
             self._matched[numbers] = True
         for start in range(0, len(numbers), self.context.max_rows):
             some = slice(start, start + self.context.max_rows)
-            mine = batch.slice(start, self.context.max_rows)
             order, theirs = self._partners.take(numbers[some])
-            out.emit(self.columns.assemble(mine if order is None else mine.take(pa.array(order)), theirs))
+            out.emit(self.columns.assemble(_taken(batch, places, some, order), theirs))
 
     def _take_right(self, batch: Batch, slots: Integers, out: Output) -> None:
         self._refuse_second(batch, slots)
@@ -211,6 +211,14 @@ class _Rows:
         if len(self._recent) > 1:
             self._recent = [stacked(self._recent)]
         return self._recent[0]
+
+
+def _taken(batch: Batch, places: Integers | None, some: slice, order: Integers | None) -> Batch:
+    """Some of the rows at these places, or of all rows, in an order. They are copied once at most."""
+    if places is None and order is None:
+        return batch.slice(some.start, some.stop - some.start)
+    rows = np.arange(some.start, min(some.stop, batch.num_rows)) if places is None else places[some]
+    return batch.take(pa.array(rows if order is None else rows[order]))
 
 
 def _grown(numbers: Integers, count: int) -> Integers:

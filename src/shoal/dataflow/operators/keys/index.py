@@ -2,7 +2,8 @@
 
 Every keyed operator has one. It is a hash table in numpy arrays: a batch is looked up at once, and what was found is
 compared with the keys themselves, so two keys of one hash are never taken for each other. With few keys, or with whole
-numbers that lie close together, there are quicker ways. Slots of keys without state are freed by `compact`, which
+numbers that lie close together, there are quicker ways; such numbers are hashed only when something asks for their
+hashes. Slots of keys without state are freed by `compact`, which
 renumbers those that stay in their order; else memory would grow with every key that ever came.
 """
 
@@ -41,6 +42,9 @@ class KeyIndex:
         self._columns: list[KeyColumn] = []
         self._hashes = np.zeros(0, np.uint64)
         self._table = _HashTable()
+        #: Whether each slot has its hash and is in the table. The others are whole numbers, so many, and in the range.
+        self._is_hashed = np.zeros(0, np.bool_)
+        self._unhashed = 0
         #: Keys whose hash is that of another key; next to never is there one.
         self._collided: dict[Hashable, int] = {}
         self._lookup: Any = None
@@ -83,7 +87,8 @@ class KeyIndex:
         """The key group of each of these slots."""
         if not self.names or not len(slots):
             return np.zeros(len(slots), np.int64)
-        is_kept = not any(pa.types.is_floating(kind) for kind in self._types)  # those are kept by their bits
+        # Floats are kept by their bits, which have another hash.
+        is_kept = not self._unhashed and not any(pa.types.is_floating(kind) for kind in self._types)
         hashes = self._hashes[slots] if is_kept else keying.hash_arrays(self.take(slots))
         return (hashes % np.uint64(total)).astype(np.int64)
 
@@ -96,22 +101,47 @@ class KeyIndex:
             for column in self._columns:
                 column.keep(kept)
             self._count = len(kept)
-            self._hashes = self._hashes[kept]
+            self._hashes, self._is_hashed = self._hashes[kept], self._is_hashed[kept]
+            self._unhashed = self._count - int(np.count_nonzero(self._is_hashed))
             self._rebuild()
             self._lookup, self._range = None, _RangeTable()
         return moved
 
     def _rebuild(self) -> None:
         """Begin the table anew: the first key of a hash stands in it, others of the same hash apart."""
-        _hashes, firsts = np.unique(self._hashes, return_index=True)
+        hashed = np.flatnonzero(self._is_hashed)
+        firsts = hashed[np.unique(self._hashes[hashed], return_index=True)[1]]
         self._table = _HashTable()
         self._table.insert(firsts, self._hashes)
         self._collided = {}
-        for slot in np.setdiff1d(np.arange(self._count), firsts).tolist():
-            place = np.array([slot])
-            kinds = [pa.int64() if isinstance(column, NumberColumn) else pa.binary() for column in self._columns]
-            taken = [column.take(place, kind) for column, kind in zip(self._columns, kinds, strict=True)]
-            self._collided[tuple(array[0].as_py() for array in taken)] = slot
+        self._set_apart(np.setdiff1d(hashed, firsts))
+
+    def _set_apart(self, slots: Integers) -> None:
+        """Keys whose hashes are in the table for others."""
+        for slot in slots.tolist():
+            self._collided[tuple(array[0].as_py() for array in self._plain(np.array([slot])))] = slot
+
+    def _plain(self, slots: Integers) -> list[Array]:
+        """The canonical keys of some slots."""
+        kinds = [pa.int64() if isinstance(column, NumberColumn) else pa.binary() for column in self._columns]
+        return [column.take(slots, kind) for column, kind in zip(self._columns, kinds, strict=True)]
+
+    def _hash_all(self) -> None:
+        """Put the slots that were never hashed into the table."""
+        if self._unhashed:
+            self._hash_some(np.flatnonzero(~self._is_hashed[: self._count]))
+
+    def _hash_some(self, slots: Integers) -> None:
+        """The same for some of them. Their keys differ from all others."""
+        hashes = keying.hash_arrays(self._plain(slots))
+        self._hashes[slots] = hashes
+        self._is_hashed[slots] = True
+        self._unhashed -= len(slots)
+        is_free = np.zeros(len(slots), np.bool_)
+        is_free[np.unique(hashes, return_index=True)[1]] = True
+        is_free &= self._table.find(hashes, self._hashes) < 0
+        self._table.insert(slots[is_free], self._hashes)
+        self._set_apart(slots[~is_free])
 
     # -- how keys are found -----------------------------------------------------------------------------------
 
@@ -144,20 +174,27 @@ class KeyIndex:
 
     def _by_range(self, plain: Array, column: NumberColumn) -> Integers:
         values = plain.to_numpy()
-        if not self._range.covers(int(values.min()), int(values.max()), column):
+        if not self._is_covered(int(values.min()), int(values.max()), column):
             return self._by_range_mostly(plain, values, column)
         slots = self._range.find(values)
         if slots.min() < 0:
-            self._learn_missing(slots, plain, values)
+            self._add_missing(slots, values)
         return slots
 
-    def _learn_missing(self, slots: Integers, plain: Array, values: Integers) -> None:
-        """Slots for keys that the range covers and does not know: one row of each is looked up for all of them."""
+    def _is_covered(self, low: int, high: int, column: NumberColumn) -> bool:
+        """Whether the range has these numbers. Keys that it leaves behind are hashed."""
+        before = self._range.bounds
+        is_covered = self._range.covers(low, high, column)
+        if self._unhashed and self._range.bounds != before:
+            slots = np.flatnonzero(~self._is_hashed[: self._count])
+            self._hash_some(slots[~self._range.has(column.values[slots])])
+        return is_covered
+
+    def _add_missing(self, slots: Integers, values: Integers) -> None:
+        """Slots for keys that the range covers and does not know: they are new, for it knows all within it."""
         rows = np.flatnonzero(slots < 0)
         missing = values[rows]
-        one_of_each = self._range.one_of_each(missing)
-        found = self._by_hash([plain.take(pa.array(rows[one_of_each]))], add=True)
-        self._range.learn(missing[one_of_each], found)
+        self._append([pa.array(missing[self._range.one_of_each(missing)])])
         slots[rows] = self._range.find(missing)
 
     def _by_range_mostly(self, plain: Array, values: Integers, column: NumberColumn) -> Integers:
@@ -169,21 +206,27 @@ class KeyIndex:
         if 4 * len(near) < 3 * len(values):
             return self._by_hash([plain], add=True)
         close = values[near]
-        if not self._range.covers(int(close.min()), int(close.max()), column):
+        if not self._is_covered(int(close.min()), int(close.max()), column):
             return self._by_hash([plain], add=True)
-        slots = np.full(len(values), -1, np.int64)
-        found = self._range.find(close)
+        is_inside = self._range.has(values)
+        inside, outside = np.flatnonzero(is_inside), np.flatnonzero(~is_inside)
+        found = self._range.find(values[inside])
         if found.min() < 0:
-            self._learn_missing(found, plain.take(pa.array(near)), close)
-        slots[near] = found
-        return self._fill_missing(slots, plain)
+            self._add_missing(found, values[inside])
+        slots = np.empty(len(values), np.int64)
+        slots[inside] = found
+        slots[outside] = self._by_hash([plain.take(pa.array(outside))], add=True, is_outside=True)
+        return slots
 
     def _fill_missing(self, slots: Integers, plain: Array) -> Integers:
         rows = np.flatnonzero(slots < 0)
         slots[rows] = self._by_hash([plain.take(pa.array(rows))], add=True)
         return slots
 
-    def _by_hash(self, plain: list[Array], *, add: bool) -> Integers:
+    def _by_hash(self, plain: list[Array], *, add: bool, is_outside: bool = False) -> Integers:
+        """Slots by the table. Keys that are outside of the range cannot be those that were never hashed."""
+        if not is_outside:
+            self._hash_all()
         hashes = keying.hash_arrays(plain)
         slots = self._table.find(hashes, self._hashes)
         known = np.flatnonzero(slots >= 0)
@@ -207,28 +250,41 @@ class KeyIndex:
     def _add(self, plain: list[Array], hashes: Hashes) -> Integers:
         """Slots for new keys; the same key may be there several times."""
         _values, first, places = np.unique(hashes, return_index=True, return_inverse=True)
-        slots = self._append(_taken(plain, first), hashes[first])
+        slots = self._append(_taken(plain, first))
+        self._hash(slots, hashes[first])
         self._table.insert(slots, self._hashes)
         found = slots[places]
         self._check(plain, found, np.arange(len(found)), add=True)
         return found
 
-    def _append(self, plain: list[Array], hashes: Hashes) -> Integers:
+    def _append(self, plain: list[Array]) -> Integers:
         for column, values in zip(self._columns, plain, strict=True):
             column.append(values)
-        slots = np.arange(self._count, self._count + len(hashes))
-        self._count += len(hashes)
+        slots = np.arange(self._count, self._count + len(plain[0]))
+        self._count += len(slots)
+        self._unhashed += len(slots)
         self._hashes = with_room(self._hashes, self._count)
-        self._hashes[slots] = hashes
+        self._is_hashed = with_room(self._is_hashed, self._count)
+        self._is_hashed[slots] = False
         self._lookup = None
+        if len(self._columns) == 1 and isinstance(self._columns[0], NumberColumn):
+            self._range.learn(plain[0], slots)
         return slots
+
+    def _hash(self, slots: Integers, hashes: Hashes) -> None:
+        """Remember the hashes of new slots."""
+        self._hashes[slots] = hashes
+        self._is_hashed[slots] = True
+        self._unhashed -= len(slots)
 
     def _slot_of_collided(self, plain: list[Array], *, add: bool) -> int:
         key = tuple(array[0].as_py() for array in plain)
         if key not in self._collided:
             if not add:
                 return -1
-            self._collided[key] = int(self._append(plain, keying.hash_arrays(plain))[0])
+            slots = self._append(plain)
+            self._hash(slots, keying.hash_arrays(plain))
+            self._collided[key] = int(slots[0])
         return self._collided[key]
 
 
@@ -274,7 +330,7 @@ class _HashTable:
 
 
 class _RangeTable:
-    """Slots of whole numbers that lie close together: one array access for each row."""
+    """Slots of whole numbers that lie close together: one array access for each row. It has all keys of its range."""
 
     def __init__(self) -> None:
         self._base = 0
@@ -298,6 +354,17 @@ class _RangeTable:
         self._table[known[inside] - low] = np.flatnonzero(inside)
         return True
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first number that it covers, and the one behind the last."""
+        return self._base, self._base + len(self._table)
+
+    def has(self, values: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which of these it covers."""
+        low, end = self.bounds
+        covered: np.ndarray[Any, np.dtype[np.bool_]] = (values >= low) & (values < end)
+        return covered
+
     def find(self, values: Integers) -> Integers:
         """The slot of each value, -1 where there is none."""
         found: Integers = self._table[values - self._base].astype(np.int64)
@@ -309,9 +376,18 @@ class _RangeTable:
         self._table[values - self._base] = places  # of several the last stays
         return np.flatnonzero(self._table[values - self._base] == places)
 
-    def learn(self, values: Integers, slots: Integers) -> None:
-        """Remember these. They are covered."""
-        self._table[values - self._base] = slots
+    def learn(self, keys: Array, slots: Integers) -> None:
+        """Remember the new keys that it covers."""
+        if not len(self._table):
+            return
+        places = (keys.fill_null(0) if keys.null_count else keys).to_numpy() - self._base
+        inside = (places >= 0) & (places < len(self._table))
+        if keys.null_count:
+            inside &= keys.is_valid().to_numpy(zero_copy_only=False)
+        if inside.all():
+            self._table[places] = slots
+        else:
+            self._table[places[inside]] = slots[inside]
 
 
 def _decoded(column: Array) -> Array:

@@ -81,6 +81,7 @@ class ProcessSpec(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     LIVENESS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
     working_dir: _builtins.str
     """Absolute; the workload's own directory when empty."""
     user: _builtins.str
@@ -121,6 +122,10 @@ class ProcessSpec(_message.Message):
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___File]:
         """Files in its working directory."""
 
+    @_builtins.property
+    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]:
+        """Blobs that its agent fetches and links into its working directory before it starts."""
+
     def __init__(
         self,
         *,
@@ -138,14 +143,40 @@ class ProcessSpec(_message.Message):
         identity: _builtins.bool = ...,
         liveness: Global___Liveness | None = ...,
         files: _abc.Iterable[Global___File] | None = ...,
+        artifacts: _abc.Iterable[Global___Artifact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["liveness", b"liveness", "readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "files", b"files", "identity", b"identity", "liveness", b"liveness", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "artifacts", b"artifacts", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "files", b"files", "identity", b"identity", "liveness", b"liveness", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessSpec: _TypeAlias = ProcessSpec  # noqa: Y015
+
+@_typing.final
+class Artifact(_message.Message):
+    """A blob of `Artifacts` as a read-only file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    sha256: _builtins.str
+    path: _builtins.str
+    """Below the working directory."""
+    def __init__(
+        self,
+        *,
+        sha256: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Artifact: _TypeAlias = Artifact  # noqa: Y015
 
 @_typing.final
 class File(_message.Message):
@@ -488,9 +519,12 @@ class VmNetworkOptions(_message.Message):
     TAP_FIELD_NUMBER: _builtins.int
     MAC_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     tap: _builtins.str
     """A tap device of the node."""
     mac: _builtins.str
+    name: _builtins.str
+    """What tells it from the other interfaces of the VM."""
     @_builtins.property
     def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PortForward]:
         """Ports of the node that lead into the guest."""
@@ -501,10 +535,11 @@ class VmNetworkOptions(_message.Message):
         tap: _builtins.str = ...,
         mac: _builtins.str = ...,
         ports: _abc.Iterable[Global___PortForward] | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mac", b"mac", "ports", b"ports", "tap", b"tap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mac", b"mac", "name", b"name", "ports", b"ports", "tap", b"tap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

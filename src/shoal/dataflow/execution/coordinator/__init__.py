@@ -1,0 +1,1 @@
+"""The coordinator of a job: starts it, assigns splits, runs checkpoints, recovers lost hosts."""

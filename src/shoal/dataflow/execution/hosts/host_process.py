@@ -1,0 +1,197 @@
+"""The program of a task host that is a process of its own: `python -m shoal.dataflow.execution.hosts.host_process`.
+
+Started by `shoal.dataflow.execution.hosts.processes` with the folder of the job's sockets, the name of the job,
+the epoch and the number of this host. It builds its tasks from the document that the coordinator sends, and ends when
+told, when its tasks have ended, or when the coordinator is gone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shoal.core import faults
+from shoal.core.clock import SystemClock
+from shoal.dataflow.checkpoint.messages import Report, TaskId
+from shoal.dataflow.connectors.brokers import add_settings
+from shoal.dataflow.execution.hosts.control_link import ControlLink
+from shoal.dataflow.execution.hosts.control_messages import (
+    BadMessageError,
+    BrokerSettings,
+    BuildTasks,
+    CommandTask,
+    ConnectTasks,
+    EndTasks,
+    HostBuilt,
+    HostEnded,
+    HostFailed,
+    HostListens,
+    HostLost,
+    Ping,
+    RunTasks,
+    TaskReport,
+    decode_from_coordinator,
+    encode,
+)
+from shoal.dataflow.execution.hosts.error_texts import describe_error
+from shoal.dataflow.execution.hosts.task_host import TaskHost
+from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, add_blobs
+from shoal.dataflow.plan.documents import PlanDocument
+from shoal.dataflow.plan.prepared import read_prepared
+from shoal.exchange.base import Sender
+from shoal.exchange.errors import PeerLostError
+from shoal.exchange.hosts import open_endpoint
+from shoal.exchange.tokens import Gate, JobKey
+
+if TYPE_CHECKING:
+    from shoal.topics.kafka import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+#: The variable that has the job's key. Removed at start, so that no child of this process sees it.
+KEY_VARIABLE = "SHOAL_EXCHANGE_KEY"
+#: Seconds between two heartbeats.
+HEARTBEAT = 0.5
+
+
+class _Coordinator:
+    """The coordinator, as this host sees it. Implements `HostListener`. When it is gone this process ends."""
+
+    def __init__(self, link: ControlLink, leave: Callable[[int], NoReturn]) -> None:
+        self._link = link
+        self.leave = leave
+        self.done = threading.Event()
+        self.is_good = True
+
+    def reported(self, report: Report) -> None:
+        self.send(TaskReport(report))
+
+    def failed(self, error: BaseException) -> None:
+        self.is_good = False
+        self.send(HostFailed(describe_error(error)))
+
+    def lost(self, reason: str) -> None:
+        self.is_good = False
+        self.send(HostLost(reason))
+
+    def ended(self) -> None:
+        self.done.set()
+
+    def send(self, message: object) -> None:
+        """Send a message; one to a coordinator that is gone is lost."""
+        try:
+            self._link.send(encode(message))
+        except PeerLostError:
+            self.done.set()
+
+    def receive(self) -> Any:
+        """The next message; None when the coordinator is gone, or sent something that is no message."""
+        try:
+            while (content := self._link.receive()) is not None:
+                message = decode_from_coordinator(content)
+                if not isinstance(message, Ping):
+                    return message
+            return None
+        except BadMessageError as error:
+            log.error("the coordinator sent no valid message: %s", error.message)
+            return None
+
+
+def run_host(
+    link: ControlLink, gate: Gate, folder: str, number: int, *, leave: Callable[[int], NoReturn] = os._exit
+) -> int:
+    """Build, run, and end. Returns the exit code. `leave` ends the process when the coordinator is gone."""
+    coordinator = _Coordinator(link, leave)
+    build = coordinator.receive()
+    if not isinstance(build, BuildTasks):
+        return 1
+    os.environ[TASK_HOST_VARIABLE] = "1"
+    if build.directory:
+        os.chdir(build.directory)
+    if build.search_path:
+        sys.path[:] = list(build.search_path)
+    add_settings({name: _as_settings(each) for name, each in build.brokers.items()})
+    add_blobs(build.blobs)
+    endpoint = open_endpoint(f"{folder}/h{number}.{gate.epoch}.sock", gate, os.environ)
+    try:
+        plan = read_prepared(PlanDocument(json.loads(build.document), build.blobs))
+        host = TaskHost(plan, build.share, coordinator, clock=SystemClock())
+        host.listen(endpoint)
+        coordinator.send(HostListens(endpoint.address))
+        connect = coordinator.receive()
+        if not isinstance(connect, ConnectTasks):
+            return 1
+
+        def reach(task: TaskId, name: str) -> Sender:
+            return endpoint.connect(connect.addresses[task], name)
+
+        faults.reach("taskhost.build.before")
+        host.build(reach)
+        faults.reach("taskhost.build.after")
+    except BaseException as error:  # noqa: BLE001 - the coordinator raises it where the run is waited for
+        coordinator.failed(error)
+        return 1
+    coordinator.send(HostBuilt())
+    while not isinstance(message := coordinator.receive(), RunTasks):
+        if not isinstance(message, CommandTask):
+            return 1
+        host.send(message.task, message.command)  # tasks find it when they start
+    host.run()
+    threading.Thread(target=_obey, args=(coordinator, host), name="commands", daemon=True).start()
+    while not coordinator.done.wait(HEARTBEAT):
+        coordinator.send(host.counts())
+    # What was sent may still be on its way to others: they read it to its end before this process may go.
+    if coordinator.is_good:
+        coordinator.send(HostEnded(host.counts()))
+        _wait_for_end.wait(60)
+    return 0
+
+
+_wait_for_end = threading.Event()
+
+
+def _as_settings(settings: BrokerSettings) -> KafkaSettings:
+    from shoal.topics.kafka import KafkaSettings
+
+    options: Any = settings.options
+    return KafkaSettings(**options, client=settings.client)
+
+
+def _obey(coordinator: _Coordinator, host: TaskHost) -> None:
+    while True:
+        message = coordinator.receive()
+        if message is None:
+            # The coordinator is gone: the next one starts a new epoch, and this process must not go on.
+            coordinator.leave(1)
+        if isinstance(message, CommandTask):
+            host.send(message.task, message.command)
+        elif isinstance(message, EndTasks):
+            host.cancel()
+            coordinator.done.wait(10)
+            _wait_for_end.set()
+
+
+def main(arguments: list[str]) -> int:
+    """The entry point."""
+    folder, job, epoch, number = arguments
+    logging.basicConfig(level=logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # the parent shows lines when they are printed
+    faults.arm_from_environment()
+    gate = Gate(job, int(epoch), JobKey(os.environ.pop(KEY_VARIABLE).encode()))
+    link = ControlLink.connect(f"{folder}/c.{epoch}.sock", gate, int(number))
+    return run_host(link, gate, folder, int(number))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by the interpreter's own end: threads of libraries and of users' code may still be in the middle of something.
+    os._exit(code)

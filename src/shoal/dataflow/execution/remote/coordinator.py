@@ -1,0 +1,242 @@
+"""The program of a job's coordinator on a fleet: `python -m shoal.dataflow.execution.remote.coordinator`.
+
+It claims the job, waits for its task hosts, runs the checkpoints, recovers lost hosts, and tells the control plane each
+second how the job is. What a person asks of the job comes back with the answer: a stop, a savepoint. With the control
+plane away the job goes on. When the job is over it stays, and says so, until the control plane removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from shoal.core import faults, files
+from shoal.core.clock import SystemClock
+from shoal.core.errors import CorruptError, InvalidError, PreconditionError, ShoalError
+from shoal.dataflow.checkpoint.claim import JobRunsError
+from shoal.dataflow.connectors.brokers import add_settings
+from shoal.dataflow.execution.coordinator.running import RunningFlow
+from shoal.dataflow.execution.remote.board import Answer, Board
+from shoal.dataflow.execution.remote.code import open_code, plan_at_width
+from shoal.dataflow.execution.remote.hosts import RemoteHosts
+from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
+from shoal.dataflow.execution.remote.telling import StepTelling
+from shoal.dataflow.fleet import spec as specs
+from shoal.dataflow.fleet.reports import CoordinatorReport, Phase, encode
+from shoal.dataflow.fleet.spec import DataflowSpec
+from shoal.dataflow.fleet.workloads import BROKER_VARIABLE, CONTROL_PORT, SPEC_FILE
+from shoal.model.jobs import JobAction
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two reports to the control plane, and between two tries to claim the job.
+REPORT = 1.0
+_CLAIM = 0.3
+_STOPPING = frozenset({JobAction.RESCALE.value, JobAction.UPGRADE.value})
+_MOST_MESSAGE = 2000
+
+
+class Life:
+    """A job's coordinator from its start to its end."""
+
+    def __init__(
+        self, around: Surroundings, spec: DataflowSpec, hosts: RemoteHosts, telling: StepTelling, deployed_for: int
+    ) -> None:
+        self._around = around
+        self._spec = spec
+        self._hosts = hosts
+        self._telling = telling
+        self._lock = threading.Lock()
+        self._flow: RunningFlow | None = None
+        #: The end of the job, when it has one.
+        self._end: Phase | None = None
+        self._message = ""
+        #: The last request that is carried out, or was begun.
+        self._done = self._begun = deployed_for
+        self._stops_for = 0
+        self._savepoint = ""
+        self._changed = threading.Event()
+
+    # -- the job --------------------------------------------------------------------------------------------------
+
+    def run(self, flow: RunningFlow) -> None:
+        """Run the job to its end. Returns when there is nothing more to do than to tell it."""
+        try:
+            self._claim(flow)
+            with self._lock:
+                self._flow = flow
+            self._changed.set()
+            flow.wait()
+            self._finish()
+        except BaseException as error:
+            log.exception("job %s failed", self._spec.name)
+            with self._lock:
+                self._end, self._message = Phase.FAILED, _words(error)
+        self._changed.set()
+
+    def _claim(self, flow: RunningFlow) -> None:
+        """Start it. A coordinator that this one replaces may still hold the job for a moment."""
+        while True:
+            try:
+                flow.begin()
+            except JobRunsError as error:
+                self._message = error.message
+                threading.Event().wait(_CLAIM)
+            else:
+                self._message = ""
+                return
+
+    def _finish(self) -> None:
+        with self._lock:
+            if self._stops_for:
+                self._end, self._done = Phase.STOPPED, self._stops_for
+                self._savepoint = self._newest()
+            else:
+                self._end = Phase.FINISHED
+
+    def _newest(self) -> str:
+        settings, flow = self._spec.checkpoint_settings, self._flow
+        number = 0 if flow is None else flow.metrics().checkpoints.last_number
+        return "" if settings is None else files.join(settings.directory, self._spec.name, str(number))
+
+    # -- the control plane ----------------------------------------------------------------------------------------
+
+    def tell(self, board: Board) -> None:
+        """Tell the control plane how it is, each second, for as long as this process lives."""
+        while True:
+            try:
+                self._obey(board.report(encode(self.report())))
+            except PreconditionError as error:
+                log.warning("this coordinator was replaced: %s", error.message)
+                os._exit(3)  # the control plane has another one
+            except ShoalError as error:
+                log.info("the control plane is away: %s", error)
+            self._changed.wait(REPORT)
+            self._changed.clear()
+
+    def report(self) -> CoordinatorReport:
+        """How it is."""
+        around, flow = self._around, self._flow
+        with self._lock:
+            phase, message = self._end, self._message
+        missing: Mapping[str, float] = {}
+        if phase is None:
+            missing = {str(number): seconds for number, seconds in self._hosts.missing.items()}
+            phase = Phase.STARTING if flow is None else Phase.RECOVERING if flow.is_recovering else Phase.RUNNING
+            message = flow.last_loss if flow is not None and phase is Phase.RECOVERING else message
+        counts = None if flow is None else flow.metrics()
+        return CoordinatorReport(
+            phase=phase,
+            term=around.generation,
+            address=f"{around.address}:{self._hosts.port}",
+            node=around.node_id,
+            epoch=0 if flow is None else flow.epoch,
+            request=self._done,
+            savepoint=self._savepoint,
+            checkpoint=0 if counts is None else counts.checkpoints.last_number,
+            recoveries=0 if flow is None else flow.recoveries,
+            missing=missing,
+            message=message[:_MOST_MESSAGE],
+            steps=() if counts is None else self._telling.tell(counts),
+        )
+
+    def _obey(self, answer: Answer) -> None:
+        """Carry out what a person asked for after this coordinator was deployed."""
+        flow = self._flow
+        if answer.request <= self._begun or flow is None or self._end is not None:
+            return
+        stops = answer.action in _STOPPING or (answer.action == JobAction.SAVEPOINT and answer.stop)
+        if stops:
+            self._begun = self._stops_for = answer.request
+            threading.Thread(target=self._stop, args=(flow,), name="stop", daemon=True).start()
+        elif answer.action == JobAction.SAVEPOINT:
+            self._begun = answer.request
+            threading.Thread(target=self._save, args=(flow, answer.request), name="savepoint", daemon=True).start()
+        else:
+            self._begun = self._done = answer.request
+
+    def _stop(self, flow: RunningFlow) -> None:
+        try:
+            flow.stop()
+        except BaseException as error:  # noqa: BLE001 - `run` tells it
+            log.warning("the job could not be stopped: %s", error)
+
+    def _save(self, flow: RunningFlow, request: int) -> None:
+        try:
+            self._savepoint = flow.save()
+            self._done = request
+        except ShoalError as error:
+            log.warning("there is no savepoint: %s", error)
+            self._message = f"no savepoint: {error.message}"
+        self._changed.set()
+
+
+def _words(error: BaseException) -> str:
+    return (error.message if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}")[:_MOST_MESSAGE]
+
+
+def _add_brokers(spec: DataflowSpec, environment: Mapping[str, str]) -> None:
+    """Take in the settings of Kafka clusters, which are secrets."""
+    if not spec.brokers:
+        return
+    from shoal.topics.kafka import KafkaSettings
+
+    found = {}
+    for index, name in enumerate(sorted(spec.brokers)):
+        variable = BROKER_VARIABLE.format(index=index)
+        try:
+            found[name] = KafkaSettings(**json.loads(environment.get(variable, "")))
+        except (ValueError, TypeError):
+            raise PreconditionError(
+                f"secret {spec.brokers[name]!r} has no settings of the Kafka cluster {name}",
+                hint='store them as JSON: {"brokers": "host:9092", "client": {"sasl.password": "…"}}',
+            ) from None
+        os.environ.pop(variable, None)  # no child of this process sees it
+    add_settings(found)
+
+
+def _tell_refusal(board: Board, around: Surroundings, error: ShoalError) -> NoReturn:
+    """Tell the control plane that this job cannot run here, until it ends this process."""
+    log.error("job %s cannot run: %s", around.job_id, error)
+    refusal = CoordinatorReport(Phase.FAILED, around.generation, node=around.node_id, message=_words(error))
+    while True:
+        try:
+            board.report(encode(refusal))
+        except PreconditionError:
+            os._exit(3)  # the control plane has another one
+        except ShoalError as away:
+            log.info("the control plane is away: %s", away)
+        threading.Event().wait(REPORT)
+
+
+def main(arguments: list[str]) -> None:
+    """The entry point."""
+    given = take_arguments("coordinator", arguments, {"job": str, "deployed-for": int})
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    faults.arm_from_environment()
+    folder, environment = Path.cwd(), dict(os.environ)
+    around = surroundings_of(given.job, environment)
+    spec = specs.decode((folder / SPEC_FILE).read_bytes())
+    clock = SystemClock()
+    try:
+        _add_brokers(spec, environment)
+        bundle = open_code(folder)
+        plan, document = plan_at_width(folder, bundle, width=spec.parallelism, key_groups=spec.key_groups)
+    except (PreconditionError, CorruptError, InvalidError) as error:  # another try would find the same
+        _tell_refusal(Board(around), around, error)
+    port = int(environment.get(f"SHOAL_PORT_{CONTROL_PORT.upper()}", "0"))
+    hosts = RemoteHosts(plan, document, hosts=spec.parallelism, around=around, port=port, clock=clock)
+    life = Life(around, spec, hosts, StepTelling(plan.physical, clock), given.deployed_for)
+    flow = RunningFlow(spec.name, plan, spec.flow_settings(""), clock, hosts)
+    threading.Thread(target=life.run, args=(flow,), name="job", daemon=True).start()
+    life.tell(Board(around))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,228 @@
+"""Task hosts of a job on a fleet, as its coordinator sees them: they connect, wait, and are given an epoch's work.
+
+A task host has a number, which its workload keeps wherever it is placed; of two processes with one number the one with
+the higher generation counts. A host that ended an epoch, good or bad, comes back as a new process image, so every epoch
+begins with hosts that have nothing of the one before. The coordinator says that it is there each second, and hears from
+each host twice a second. Made by `shoal.dataflow.execution.remote.coordinator`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.core.clock import Clock
+from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import PreconditionError, ShoalError, UnavailableError
+from shoal.dataflow.checkpoint.records import Checkpoint
+from shoal.dataflow.connectors.abilities import TopicConnector
+from shoal.dataflow.connectors.brokers import is_kafka
+from shoal.dataflow.execution.hosts.control_link import ControlLink
+from shoal.dataflow.execution.hosts.control_messages import (
+    HostHello,
+    HostShare,
+    JoinEpoch,
+    Ping,
+    decode_from_host,
+    encode,
+)
+from shoal.dataflow.execution.hosts.linked import Linked, LinkedHosts
+from shoal.dataflow.execution.hosts.task_host import HostListener
+from shoal.dataflow.execution.remote.connections import receive_peer
+from shoal.dataflow.execution.remote.surroundings import Surroundings
+from shoal.dataflow.language.logical import Sink, Source
+from shoal.dataflow.plan.documents import PlanDocument
+from shoal.dataflow.plan.prepared import PreparedPlan
+from shoal.exchange.errors import PeerLostError
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two signs of life to each host.
+PING = 1.0
+#: Seconds in which a host has to say hello, and after which one that reads nothing is lost.
+_HELLO = 10.0
+_STALL = 10
+_BACKLOG = 128
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A host that is connected."""
+
+    hello: HostHello
+    link: ControlLink
+    #: Whether it was given an epoch's work.
+    is_used: bool = False
+
+
+class RemoteHosts(LinkedHosts):
+    """The task hosts of a job, as workloads."""
+
+    def __init__(
+        self, plan: PreparedPlan, document: PlanDocument, *, hosts: int, around: Surroundings, port: int, clock: Clock
+    ) -> None:
+        super().__init__(plan, document, hosts=hosts, clock=clock)
+        self._plan = plan
+        self._around = around
+        self._present = threading.Condition()
+        self._peers: dict[int, _Peer] = {}
+        now = clock.monotonic()
+        #: Since when each host that is not connected is away.
+        self._away = dict.fromkeys(range(hosts), now)
+        self._is_closed = threading.Event()
+        self._server = socket.create_server(("", port), backlog=_BACKLOG)
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, name="task hosts", daemon=True).start()
+        threading.Thread(target=self._ping, name="signs of life", daemon=True).start()
+
+    # -- who is there ---------------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> Mapping[int, float]:
+        """The hosts that are not connected, and for how many seconds."""
+        now = self._clock.monotonic()
+        with self._present:
+            return {number: now - since for number, since in self._away.items()}
+
+    def _accept(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                raw, _address = self._server.accept()
+            except OSError:
+                if self._is_closed.wait(0.1):
+                    return
+                continue
+            threading.Thread(target=self._greet, args=(raw,), name="hello", daemon=True).start()
+
+    def _greet(self, raw: socket.socket) -> None:
+        try:
+            # A host that reads nothing must not hold up those who send to it.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STALL, 0))
+            link = ControlLink(receive_peer(raw, self._around.certificate, self._around.job_id))
+            link.limit_reads(_HELLO)
+            content = link.receive()
+            hello = None if content is None else decode_from_host(content)
+        except (ShoalError, OSError) as error:
+            log.warning("a connection was refused: %s", error)
+            raw.close()
+            return
+        link.limit_reads(None)
+        if not isinstance(hello, HostHello) or not 0 <= hello.number < self._hosts or not self._admit(hello, link):
+            link.release()
+
+    def _admit(self, hello: HostHello, link: ControlLink) -> bool:
+        """Take a host in. One that it replaces is lost."""
+        with self._present:
+            before = self._peers.get(hello.number)
+            if before is not None and before.hello.generation > hello.generation:
+                log.warning("task host %d of an older generation was refused", hello.number)
+                return False
+            self._peers[hello.number] = _Peer(hello, link)
+            self._away.pop(hello.number, None)
+            self._present.notify_all()
+        if before is not None:
+            before.link.close()
+        return True
+
+    def _leave(self, number: int, link: ControlLink) -> None:
+        """A host is gone, or has to come back as a new one."""
+        with self._present:
+            peer = self._peers.get(number)
+            if peer is not None and peer.link is link:
+                del self._peers[number]
+                self._away[number] = self._clock.monotonic()
+        link.close()
+
+    def _ping(self) -> None:
+        content = encode(Ping())
+        while not self._is_closed.wait(PING):
+            with self._present:
+                peers = list(self._peers.items())
+            for number, peer in peers:
+                try:
+                    peer.link.send(content)
+                except PeerLostError:
+                    self._leave(number, peer.link)
+
+    # -- epochs ---------------------------------------------------------------------------------------------------
+
+    def begin(self, share: HostShare, found: Checkpoint | None, listener: HostListener) -> None:
+        """Wait for every host, and let them build their tasks."""
+        del found  # hosts read their parts themselves
+        self._epochs += 1
+        peers = self._gather()
+        key = SystemEntropy().token(40).encode()
+        is_spread = len({(each.hello.host_id or each.hello.node) for each in peers.values()}) > 1
+        if is_spread:
+            _check_brokers(self._plan)
+        with self._lock:
+            self._listener, self._is_over = listener, False
+            now = self._clock.monotonic()
+            self._children = {number: Linked(number, each.link, now) for number, each in peers.items()}
+        try:
+            for child in self._children.values():
+                child.send(JoinEpoch(self._around.generation, share.epoch, key, is_spread))
+            self._build(share, search_path=(), directory="")
+        except BaseException as error:
+            self.end()
+            if isinstance(error, PeerLostError):
+                raise UnavailableError(f"a task host was lost while tasks were built: {error.message}") from error
+            raise
+
+    def _gather(self) -> dict[int, _Peer]:
+        """Wait until every host is there and waits for work."""
+        with self._present:
+            while True:
+                fresh = {number: peer for number, peer in self._peers.items() if not peer.is_used}
+                if len(fresh) == self._hosts:
+                    break
+                if self._is_closed.is_set():
+                    raise UnavailableError("the coordinator ends")
+                self._present.wait(1.0)
+            for peer in fresh.values():
+                peer.is_used = True
+            return fresh
+
+    def _describe(self, number: int) -> str:
+        return ""
+
+    def _stop_all(self, patience: float) -> None:
+        """Hosts were told to end; each comes back as a new process image when its link closes."""
+        for number, child in list(self._children.items()):
+            self._leave(number, child.link)
+
+    def _hear(self, child: Linked) -> None:
+        try:
+            super()._hear(child)
+        finally:
+            self._leave(child.number, child.link)
+
+    def close(self) -> None:
+        """The job is over. Hosts that are connected stay so: they are removed with the job."""
+
+    def shut(self) -> None:
+        """This process ends."""
+        self._is_closed.set()
+        with contextlib.suppress(OSError):
+            self._server.close()
+        with self._present:
+            self._present.notify_all()
+
+
+def _check_brokers(plan: PreparedPlan) -> None:
+    """A local log serves one machine: a job that spans several on it is refused."""
+    steps = [step.node for stage in plan.physical.stages for step in stage.steps]
+    connectors = [node.connector for node in steps if isinstance(node, Source | Sink)]
+    brokers = sorted({each.broker for each in connectors if isinstance(each, TopicConnector)})
+    local = [each for each in brokers if each and not is_kafka(each)]
+    if local:
+        raise PreconditionError(
+            f"the task hosts are on several machines, and the local log {local[0]} serves one",
+            hint="use Kafka, or constrain the job to one machine: constraints with the key host_id",
+            broker=local[0],
+        )

@@ -1,0 +1,194 @@
+"""The program of a task host on a fleet: `python -m shoal.dataflow.execution.remote.task_host`.
+
+It finds its coordinator, by what the control plane knows or by the address that it wrote down before, says hello, and
+is given an epoch's work. When an epoch ends, or the coordinator is gone, it replaces its own process image: nothing of
+an epoch is left for the next one. While it misses its coordinator it says so to the control plane.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from shoal.core import faults
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.errors import InvalidError, ShoalError
+from shoal.dataflow.execution.hosts.control_link import ControlLink
+from shoal.dataflow.execution.hosts.control_messages import (
+    BadMessageError,
+    HostHello,
+    JoinEpoch,
+    Ping,
+    decode_from_coordinator,
+    encode,
+)
+from shoal.dataflow.execution.hosts.host_process import run_host
+from shoal.dataflow.execution.remote.board import Board
+from shoal.dataflow.execution.remote.code import open_code
+from shoal.dataflow.execution.remote.connections import dial
+from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
+from shoal.dataflow.execution.scratch import make_short_scratch
+from shoal.dataflow.fleet.reports import HostReport, decode_coordinator
+from shoal.dataflow.fleet.reports import encode as encode_report
+from shoal.exchange.hosts import HOST_VARIABLE
+from shoal.exchange.tokens import Gate, JobKey
+
+log = logging.getLogger(__name__)
+
+#: Seconds without a sign of life of the coordinator after which it is missed.
+SILENCE = 3.0
+#: Seconds between two looks for the coordinator.
+_LOOK = 0.2
+_MEMORY = "coordinator.json"
+_MOST_FOLDER = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a task host remembers of its coordinator, in its working directory."""
+
+    address: str = ""
+    term: int = 0
+    node: str = ""
+    #: When it was last heard, by the clock of the machine.
+    heard_at: float = 0.0
+
+
+class Search:
+    """Finds the coordinator, and remembers it."""
+
+    def __init__(self, around: Surroundings, board: Board, coordinator: str, number: int, folder: Path) -> None:
+        self._around = around
+        self._board = board
+        self._coordinator = coordinator
+        self._number = number
+        self._path = folder / _MEMORY
+        self._clock: Clock = SystemClock()
+        self.known = self._read()
+
+    def _read(self) -> Known:
+        try:
+            return Known(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return Known()
+
+    def remember(self, known: Known) -> None:
+        """Write down where the coordinator is. A full disk costs a search."""
+        self.known = known
+        try:
+            fresh = self._path.with_suffix(".new")
+            fresh.write_text(json.dumps(asdict(known)))
+            fresh.replace(self._path)
+        except OSError as error:
+            log.warning("the coordinator's address is not written down: %s", error)
+
+    def heard(self, known: Known | None = None) -> None:
+        """A coordinator gave a sign of life: this one, or the one that is known."""
+        self.remember(replace(known or self.known, heard_at=self._clock.monotonic()))
+
+    def candidates(self) -> Iterator[Known]:
+        """Where the coordinator may be: first where it was, then what the control plane says; again and again."""
+        while True:
+            if self.known.address:
+                yield self.known
+            asked = self._ask()
+            if asked is not None and asked.address:
+                yield asked
+            threading.Event().wait(_LOOK)
+
+    def _ask(self) -> Known | None:
+        """Ask the control plane, and say for how long the coordinator is missed."""
+        known = self.known
+        misses = max(0.0, self._clock.monotonic() - known.heard_at) if known.term else 0.0
+        report = HostReport(self._number, known.term, known.node, misses)
+        content = encode_report(report) if misses >= SILENCE else encode_report(replace(report, misses=0.0))
+        try:
+            answer = self._board.report(content, [self._coordinator])
+            said = answer.reports.get(self._coordinator)
+            found = None if said is None else decode_coordinator(said)
+        except (ShoalError, InvalidError) as error:
+            log.info("the control plane does not say where the coordinator is: %s", error)
+            return None
+        return None if found is None else Known(found.address, found.term, found.node, known.heard_at)
+
+
+def connect(around: Surroundings, search: Search, number: int) -> tuple[ControlLink, JoinEpoch, str]:
+    """Wait until a coordinator gives this host work. Also returns the address of this end."""
+    hello = encode(HostHello(number, around.generation, around.node_id, around.host_id))
+    for known in search.candidates():
+        if known.term < search.known.term:
+            continue  # it was replaced
+        try:
+            connection, own = dial(known.address, around.certificate, around.job_id)
+        except (OSError, ShoalError, ValueError) as error:
+            log.info("the coordinator is not at %s: %s", known.address, error)
+            continue
+        link = ControlLink(connection)
+        link.limit_reads(SILENCE)
+        try:
+            link.send(hello)
+            joined = _wait_for_work(link, partial(search.heard, known))
+        except ShoalError as error:
+            log.info("the coordinator at %s: %s", known.address, error)
+            joined = None
+        if joined is not None and joined.term >= search.known.term:
+            search.heard(replace(known, term=joined.term))
+            return link, joined, own
+        link.release()
+    raise AssertionError("the search does not end")
+
+
+def _wait_for_work(link: ControlLink, heard: Callable[[], None]) -> JoinEpoch | None:
+    while (content := link.receive()) is not None:
+        message = decode_from_coordinator(content)
+        heard()
+        if isinstance(message, JoinEpoch):
+            return message
+        if not isinstance(message, Ping):
+            raise BadMessageError("type", type(message).__name__, "must be work for a host that waits")
+    return None
+
+
+def begin_again(arguments: list[str]) -> NoReturn:
+    """Replace this process image: the next epoch begins with nothing of this one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", __spec__.name if __spec__ else __name__, *arguments])  # noqa: S606
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """The entry point."""
+    given = take_arguments("task_host", arguments, {"job": str, "number": int, "coordinator": str})
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faults.arm_from_environment()
+    folder = Path.cwd()
+    environment = dict(os.environ)
+    around = surroundings_of(given.job, environment)
+    open_code(folder)
+    board = Board(around)
+    search = Search(around, board, given.coordinator, given.number, folder)
+    link, joined, own = connect(around, search, given.number)
+    if joined.is_spread:
+        os.environ[HOST_VARIABLE] = around.address or own
+    gate = Gate(given.job, joined.epoch, JobKey(joined.key))
+    sockets = make_short_scratch(_MOST_FOLDER)
+
+    def leave(_code: int) -> NoReturn:
+        search.heard()  # it was there until now
+        begin_again(arguments)
+
+    run_host(link, gate, sockets.path, given.number, leave=leave)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,117 @@
+"""What the engine of dataflows remembers in the row of a job: what is deployed, and where parts must not be. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from shoal.core.errors import InternalError
+from shoal.core.ids import JobId, NodeId, WorkloadId
+
+#: For how long nothing of a job is placed on a node that its processes could not reach.
+AVOID = timedelta(seconds=60)
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A part of a job that was placed anew."""
+
+    #: How often since the job was deployed.
+    count: int
+    #: The nodes on which it is not to be.
+    avoid: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a dataflow job is."""
+
+    #: The spec that is deployed, as it was stored; empty when nothing is to run.
+    spec: str = ""
+    #: Counts deployments: a new one has new processes.
+    deployment: int = 0
+    #: The request that it was deployed for. Its coordinator carries out later ones.
+    deployed_for: int = 0
+    #: The last request that was taken in.
+    request: int = 0
+    #: By the name of the part: `coordinator`, or the number of a task host.
+    moves: Mapping[str, Move] = field(default_factory=dict)
+    #: Until when nothing is placed on a node.
+    avoided: Mapping[NodeId, datetime] = field(default_factory=dict)
+    #: Where the last savepoint is.
+    savepoint: str = ""
+
+    def deployed(self, spec: bytes, request: int) -> Progress:
+        """The same with a new deployment."""
+        return dataclasses.replace(
+            self,
+            spec=spec.decode(),
+            deployment=self.deployment + 1,
+            deployed_for=request,
+            request=request,
+            moves={},
+        )
+
+    def ended(self, request: int) -> Progress:
+        """The same with nothing that runs."""
+        return dataclasses.replace(self, spec="", request=request, moves={})
+
+    def moved(self, part: str, node: NodeId | None, now: datetime) -> Progress:
+        """The same with one part placed anew, away from a node."""
+        avoided = {each: until for each, until in self.avoided.items() if until > now}
+        if node is not None:
+            avoided[node] = now + AVOID
+        count = self.moves[part].count + 1 if part in self.moves else 1
+        move = Move(count, tuple(sorted(avoided)))
+        return dataclasses.replace(self, moves={**self.moves, part: move}, avoided=avoided)
+
+    def revision(self, part: str) -> str:
+        """The revision of the workload of a part."""
+        move = self.moves.get(part)
+        return f"d{self.deployment}" if move is None else f"d{self.deployment}.{move.count}"
+
+
+def workload_of(job_id: JobId, part: str) -> WorkloadId:
+    """The workload of a part of a job: `coordinator`, or the number of a task host."""
+    return WorkloadId(f"{job_id}-{part if part == COORDINATOR else f'host-{part}'}")
+
+
+def encode(progress: Progress) -> bytes:
+    """As it is stored."""
+    plain = {
+        "spec": progress.spec,
+        "deployment": progress.deployment,
+        "deployed_for": progress.deployed_for,
+        "request": progress.request,
+        "moves": {part: [each.count, list(each.avoid)] for part, each in progress.moves.items()},
+        "avoided": {node: until.isoformat() for node, until in progress.avoided.items()},
+        "savepoint": progress.savepoint,
+    }
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Progress:
+    """The inverse of `encode`. Nothing is an empty progress. Raises `InternalError` when it is broken."""
+    if not data:
+        return Progress()
+    try:
+        return _read(json.loads(data))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise InternalError(f"the stored progress of a dataflow job cannot be read: {error!r}") from error
+
+
+def _read(plain: Mapping[str, Any]) -> Progress:
+    return Progress(
+        spec=plain["spec"],
+        deployment=plain["deployment"],
+        deployed_for=plain["deployed_for"],
+        request=plain["request"],
+        moves={part: Move(count, tuple(avoid)) for part, (count, avoid) in plain["moves"].items()},
+        avoided={NodeId(node): datetime.fromisoformat(until) for node, until in plain["avoided"].items()},
+        savepoint=plain["savepoint"],
+    )

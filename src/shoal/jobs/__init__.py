@@ -1,0 +1,1 @@
+"""The job API: states and transitions, the engine protocol, and durable workflows. Knows no engine."""

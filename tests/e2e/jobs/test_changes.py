@@ -1,0 +1,90 @@
+"""A dataflow job on three agents gets another width and another bundle under load: output stays exact."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from shoal.core.errors import InvalidError, PreconditionError
+from shoal.dataflow.fleet.spec import encode
+from shoal.wire.methods import Jobs
+
+pytestmark = pytest.mark.e2e
+
+
+@contextlib.asynccontextmanager
+async def under_load(world):
+    feeding = asyncio.create_task(world.keep_feeding())
+    try:
+        yield
+    finally:
+        feeding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await feeding
+
+
+async def rescale(world, width):
+    before = await world.epoch()
+    await world.ask(Jobs.RESCALE, width=width)
+    await world.wait_recovered(before)
+    job = await world.wait_state("Running")
+    assert len(job.workload_ids) == width + 1
+    await world.wait_output(await world.wait_output())
+
+
+async def test_it_is_rescaled_under_load(world):
+    world.feed(400)
+    await world.submit(1)
+    await world.wait_state("Running")
+    await world.wait_output()
+    async with under_load(world):
+        for width in (2, 4, 1):
+            await rescale(world, width)
+        for nonsense in (0, 1000):
+            with pytest.raises(InvalidError, match="width"):
+                await world.ask(Jobs.RESCALE, width=nonsense)
+        await world.ask(Jobs.RESCALE, width=2)
+        with pytest.raises(PreconditionError, match="under way"):
+            await world.ask(Jobs.RESCALE, width=3)
+        await world.wait_state("Running")
+        await world.wait_output(await world.wait_output())
+    await world.check()
+
+
+async def test_it_is_upgraded_and_what_does_not_fit_is_refused_first(world):
+    world.feed(400)
+    await world.submit()
+    await world.wait_state("Running")
+    await world.wait_output()
+    async with under_load(world):
+        other = await asyncio.to_thread(world.pack, uid="other")
+        with pytest.raises(InvalidError, match="sums"):
+            await world.ask(Jobs.UPGRADE, spec=encode(other.spec))
+        assert (await world.get()).state == "Running"
+        before = await world.epoch()
+        package = await asyncio.to_thread(world.pack, files={"more.py": b"VERSION = 2\n"})
+        await world.client.upload_artifact(package.plan)
+        await world.client.upload_artifact(package.bundle)
+        await world.ask(Jobs.UPGRADE, spec=encode(package.spec))
+        await world.wait_recovered(before)
+        await world.wait_state("Running")
+        await world.wait_output(await world.wait_output())
+    await world.check()
+
+
+async def test_a_savepoint_is_kept(world):
+    world.feed(400)
+    await world.submit()
+    await world.wait_state("Running")
+    await world.wait_output()
+    async with under_load(world):
+        await world.ask(Jobs.SAVEPOINT)
+        async with asyncio.timeout(60):
+            while "savepoint" not in (await world.get()).message:
+                await asyncio.sleep(0.1)
+        count = await world.wait_output(await world.wait_output())
+        await world.wait_output(count + 100)
+    kept = [path for path in (world.folder / "checkpoints" / world.job_id).iterdir() if (path / "savepoint").exists()]
+    assert len(kept) == 1
+    assert (kept[0] / "manifest.json").exists()
+    await world.check()

@@ -1,0 +1,108 @@
+"""A dataflow job on three agents loses its processes one after the other: nothing is lost, nothing is doubled."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def running(world):
+    """The job runs, has put something out, and is fed all the time."""
+    world.feed(400)
+    await world.submit()
+    await world.wait_state("Running")
+    await world.wait_output()
+    feeding = asyncio.create_task(world.keep_feeding())
+
+    async def check():
+        feeding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await feeding
+        await world.check()
+
+    world.finish = check
+    yield world
+    feeding.cancel()
+
+
+async def test_a_task_host_is_killed(running):
+    epoch = await running.epoch()
+    await running.kill("host-1")
+    report = await running.wait_recovered(epoch)
+    assert report.recoveries >= 1
+    await running.wait_state("Running")
+    await running.finish()
+
+
+async def test_the_coordinator_is_killed(running):
+    epoch = await running.epoch()
+    await running.kill("coordinator")
+    await running.wait_recovered(epoch)
+    await running.wait_state("Running")
+    await running.finish()
+
+
+async def test_an_agent_is_killed_alone_and_its_task_host_goes_on(running):
+    epoch = await running.epoch()
+    before = await running.workload("host-0")
+    await running.fleet.kill_agent(before.assigned_node_id)
+    await running.wait_output(await running.wait_output())
+    await running.fleet.start_agent(before.assigned_node_id)
+    await running.fleet.wait_ready()
+    await running.wait_output(await running.wait_output())
+    after = await running.workload("host-0")
+    assert after.run.pid == before.run.pid
+    assert await running.epoch() == epoch
+    await running.finish()
+
+
+async def test_an_agent_dies_with_its_process_tree(running):
+    epoch = await running.epoch()
+    coordinator = (await running.workload("coordinator")).assigned_node_id
+    hosts = {part: (await running.workload(part)).assigned_node_id for part in ("host-0", "host-1")}
+    part = next(part for part, node in hosts.items() if node != coordinator)
+    await running.fleet.kill_machine(hosts[part])
+    await running.wait_recovered(epoch)
+    assert (await running.workload(part)).assigned_node_id != hosts[part]
+    await running.wait_state("Running")
+    await running.finish()
+
+
+async def test_the_agent_of_the_coordinator_dies_with_its_process_tree(running):
+    epoch = await running.epoch()
+    node = (await running.workload("coordinator")).assigned_node_id
+    await running.fleet.kill_machine(node)
+    await running.wait_recovered(epoch)
+    assert (await running.workload("coordinator")).assigned_node_id != node
+    await running.wait_state("Running")
+    await running.finish()
+
+
+async def test_the_control_plane_is_away(running):
+    epoch = await running.epoch()
+    host = await running.workload("host-1")
+    await running.fleet.kill_control()
+    count = await running.wait_output(await running.wait_output())
+    os.kill(host.run.pid, signal.SIGKILL)  # its agent starts it again in its place
+    count = await running.wait_output(count)
+    await running.wait_output(count + 50)
+    await running.fleet.start_control()
+    await running.wait_recovered(epoch)
+    await running.wait_state("Running")
+    await running.finish()
+
+
+async def test_a_task_host_that_stands_still_is_replaced_and_changes_nothing_when_it_wakes(running):
+    epoch = await running.epoch()
+    stopped = (await running.workload("host-1")).run.pid
+    os.kill(stopped, signal.SIGSTOP)
+    await running.wait_recovered(epoch)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+    await running.wait_state("Running")
+    await running.finish()

@@ -1,0 +1,182 @@
+"""A user's package as a job: `flow.start()` and `shoal job submit` on a fleet of real processes with certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import sys
+from datetime import timedelta
+from textwrap import dedent
+
+import pytest
+
+from shoal.cli.local.fleet import LocalFleet
+from shoal.core.entropy import SystemEntropy
+from shoal.dataflow.connectors.brokers import topics_of
+from shoal.model.jobs import JobState
+from shoal.topics.base import records
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+LONG = 90.0
+FLOWS = """
+    from shoal import App, Stream
+    from {package}.rates import scaled
+
+    app = App("shop", data_dir={data!r}, checkpoint_interval=0.2, exactly_once=True)
+    app.topic("orders", schema={{"n": "int64"}}, partitions=2)
+    app.topic("big", partitions=2)
+
+    @app.dataflow()
+    def doubled():
+        return Stream.from_kafka("orders").map(scaled(2)).to_kafka("big")
+"""
+RATES = """
+    def scaled(by):
+        return lambda row: {"n": times(row["n"], by)}
+
+    def times(number, by):
+        return number * by
+"""
+
+
+@pytest.fixture
+async def fleet(tmp_path):
+    fleet = LocalFleet(
+        tmp_path / "fleet",
+        agents=2,
+        slots=2,
+        cpu="4",
+        memory="4096MB",
+        lease=timedelta(seconds=10),
+        heartbeat_interval=timedelta(milliseconds=300),
+    )
+    try:
+        await fleet.start()
+        await fleet.wait_ready()
+        yield fleet
+    finally:
+        await fleet.kill()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package in a directory that only this process knows."""
+    name = f"shop_{SystemEntropy().token(6).lower().replace('-', '_')}"
+    folder = tmp_path / "source" / name
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "rates.py").write_text(dedent(RATES))
+    (folder / "flows.py").write_text(dedent(FLOWS).format(package=name, data=str(tmp_path / "data")))
+    monkeypatch.setattr(sys, "path", [str(folder.parent), *sys.path])
+    importlib.invalidate_caches()
+    return name
+
+
+def feed(log: str, numbers: range) -> None:
+    with topics_of(log) as topics, topics.writer() as writer:
+        for partition in range(2):
+            mine = [json.dumps({"n": each}).encode() for each in numbers if each % 2 == partition]
+            writer.append("orders", records(mine), partition=partition)
+        writer.flush()
+
+
+def found(log: str) -> list[int]:
+    with topics_of(log) as topics:
+        if "big" not in topics.names():
+            return []
+        partitions = topics.describe("big").topic_partitions()
+        ends = topics.next_offsets(partitions)
+        values: list[int] = []
+        with topics.reader() as reader:
+            reader.assign(topics.first_offsets(partitions))
+            while any(reader.positions()[each] < ends[each] for each in partitions):
+                for fetched in reader.read(timeout=1.0):
+                    values += [json.loads(value)["n"] for value in fetched.batch["value"].to_pylist()]
+    return sorted(values)
+
+
+async def until_found(log: str, count: int) -> list[int]:
+    async with asyncio.timeout(LONG):
+        while len(values := await asyncio.to_thread(found, log)) < count:
+            await asyncio.sleep(0.1)
+    return values
+
+
+async def test_a_package_runs_as_a_job_stops_with_a_savepoint_and_goes_on(tmp_path, fleet, package, monkeypatch):
+    log = str(tmp_path / "data" / "topics")
+    for name, value in fleet.client_variables.items():
+        monkeypatch.setenv(name, value)
+    flow = importlib.import_module(f"{package}.flows").doubled
+    await flow.start(parallelism=2)
+    assert flow.job_id == "shop.doubled"
+    await asyncio.to_thread(feed, log, range(100))
+    assert await until_found(log, 100) == [2 * each for each in range(100)]
+    view = await asyncio.wait_for(flow.stop(), LONG)
+    assert view.state is JobState.STOPPED
+    await asyncio.to_thread(feed, log, range(100, 150))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "shoal", "job", "submit", f"{package}.flows:doubled", "--parallelism", "2"),
+        cwd=tmp_path / "source",
+        env={**os.environ, **fleet.client_variables},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed = (await asyncio.wait_for(process.communicate(), LONG))[0].decode()
+    assert process.returncode == 0, printed
+    assert "shop.doubled: submitted" in printed
+    assert await until_found(log, 150) == [2 * each for each in range(150)], "nothing lost, nothing doubled"
+    async with fleet.client() as control:
+        await control.cancel_job("shop.doubled")
+        await control.wait_for_job("shop.doubled", lambda view: view.state is JobState.CANCELED, timeout=LONG)
+
+
+SCRIPT = """
+    import asyncio
+    from shoal import App, Stream
+
+    app = App("script", data_dir={data!r}, checkpoint_interval=0.2, exactly_once=True)
+    app.topic("orders", schema={{"n": "int64"}}, partitions=2)
+    factor = 3
+
+    @app.dataflow()
+    def scaled():
+        return Stream.from_kafka("orders").map(lambda row: {{"n": row["n"] * factor}}).to_kafka("big")
+
+    async def main():
+        await scaled.start(parallelism=1)
+        print(scaled.job_id)
+
+    asyncio.run(main())
+"""
+
+
+async def test_a_script_submits_and_ends_and_its_job_goes_on(tmp_path, fleet):
+    log, script = str(tmp_path / "data" / "topics"), tmp_path / "script.py"
+    script.write_text(dedent(SCRIPT).format(data=str(tmp_path / "data")))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(script),
+        cwd=tmp_path,
+        env={**os.environ, **fleet.client_variables},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed = (await asyncio.wait_for(process.communicate(), LONG))[0].decode()
+    assert (process.returncode, printed.strip()) == (0, "script.scaled")
+    script.unlink()
+    await asyncio.to_thread(feed, log, range(50))
+    assert await until_found(log, 50) == [3 * each for each in range(50)]
+
+
+async def test_another_version_of_python_is_refused_on_arrival_naming_both(tmp_path, fleet, package, monkeypatch):
+    for name, value in fleet.client_variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("shoal.artifacts.collecting.platform.python_version", lambda: "1.2.3")
+    flow = importlib.import_module(f"{package}.flows").doubled
+    await flow.start(parallelism=1)
+    async with fleet.client() as control, asyncio.timeout(LONG):
+        view = await control.wait_for_job("shop.doubled", lambda view: view.state is JobState.FAILED)
+    assert "made with python 1.2.3, and this is python 3." in view.message

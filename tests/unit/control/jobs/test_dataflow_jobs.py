@@ -1,0 +1,158 @@
+"""Dataflow jobs in a whole control plane with hollow agents, in virtual time: groups, room, reports of processes."""
+
+import json
+import time
+from datetime import timedelta
+
+import pytest
+
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError
+from shoal.dataflow.fleet import DataflowEngine
+from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, encode
+from shoal.jobs.engine import Engines
+from shoal.testing.control import ControlKit
+from shoal.wire.methods import AgentControl, Jobs
+from shoal.wire.pb.persys.control.v1.control_pb2 import ListEventsRequest
+from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb
+
+pytestmark = pytest.mark.looptime(start=time.monotonic)
+
+
+@pytest.fixture
+async def kit(tmp_path):
+    engines = Engines({"dataflow": DataflowEngine()})
+    async with ControlKit(
+        tmp_path, lease=timedelta(seconds=30), heartbeat_interval=timedelta(seconds=10), engines=engines, streams=True
+    ) as made:
+        for number in range(3):
+            made.node(f"n{number}", slots=2)
+            await made.wait_node(f"n{number}", "Ready")
+        yield made
+
+
+def spec(**changes):
+    plain = {"name": "a.b", "plan": "a" * 64, "bundle": "b" * 64, "parallelism": 2, "insecure": True}
+    return json.dumps(plain | {"checkpoint": {"directory": "/c"}} | changes).encode()
+
+
+async def submit(kit, job_id="j", **changes):
+    request = pb.SubmitJobRequest(job_id=job_id, engine="dataflow", spec=spec(**changes))
+    return await kit.channel.call(Jobs.SUBMIT, request)
+
+
+async def wait_state(kit, state, job_id="j"):
+    jobs = kit.plane.leadership.fleet.jobs
+    await kit.wait(lambda: jobs[job_id].state == state, seconds=120.0, what=f"{job_id} {state}")
+    return jobs[job_id]
+
+
+def workload(kit, workload_id):
+    return kit.plane.leadership.fleet.workloads[workload_id]
+
+
+async def say(kit, workload_id, report=None, *, read=(), job_id="j", **changes):
+    record = workload(kit, workload_id)
+    request = pb.ReportJobRequest(
+        job_id=job_id,
+        workload_id=workload_id,
+        node_id=record.node_id,
+        revision_id=record.revision_id,
+        report=report if isinstance(report, bytes) else encode(report) if report is not None else b"",
+        read=read,
+    )
+    request.MergeFrom(pb.ReportJobRequest(**changes))
+    return await kit.channel.call(Jobs.REPORT, request)
+
+
+async def test_its_processes_are_one_group_apart_and_it_runs_when_its_coordinator_says_so(kit):
+    await submit(kit)
+    await wait_state(kit, "Deploying")
+    fleet = kit.plane.leadership.fleet
+    events = (await kit.channel.call(AgentControl.LIST_EVENTS, ListEventsRequest(subject_id="j-host-0"))).events
+    assert any("job j: place" in event.cause for event in events)
+    assert fleet.groups["j"].members == ("j-coordinator", "j-host-0", "j-host-1")
+    assert workload(kit, "j-host-0").node_id != workload(kit, "j-host-1").node_id
+    answer = await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING, address="1.2.3.4:5"))
+    assert (answer.state, answer.action, answer.request_number) == ("Deploying", "submit", 1)
+    await wait_state(kit, "Running")
+    heard = await say(kit, "j-host-0", read=["j-coordinator", "j-host-1"])
+    assert list(heard.reports) == ["j-coordinator"]
+    shown = await kit.channel.call(Jobs.GET, pb.GetJobRequest(job_id="j"))
+    assert b"1.2.3.4:5" in shown.reports["j-coordinator"]
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.FINISHED))
+    await wait_state(kit, "Finished")
+    await kit.wait(lambda: not fleet.workloads and "j" not in fleet.groups, seconds=60.0)
+
+
+async def test_too_few_slots_leave_it_pending_with_a_reason_for_each_node(kit):
+    await submit(kit, parallelism=7)
+    job = await wait_state(kit, "Pending")
+    await kit.wait(lambda: "n2" in kit.plane.leadership.fleet.jobs["j"].message, seconds=30.0)
+    job = kit.plane.leadership.fleet.jobs["j"]
+    assert all(f"n{number}" in job.message for number in range(3))
+    assert "slot" in job.message
+    assert kit.plane.leadership.fleet.workloads == {}
+    told = [each async for each in _events(kit)]
+    await kit.clock.sleep(60)
+    assert [each async for each in _events(kit)] == told  # it waits, and does not repeat itself
+    kit.node("n3", slots=2)
+    await wait_state(kit, "Deploying")
+    assert len(kit.plane.leadership.fleet.workloads) == 8
+
+
+async def _events(kit):
+    for kind in await kit.event_kinds("j"):
+        yield kind
+
+
+async def test_a_process_that_was_replaced_is_not_heard(kit):
+    await submit(kit)
+    await wait_state(kit, "Deploying")
+    first = workload(kit, "j-coordinator")
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING, term=first.generation))
+    await wait_state(kit, "Running")
+    await say(kit, "j-host-0", HostReport(0, first.generation, first.node_id, 3.5))
+    await kit.wait(lambda: workload(kit, "j-coordinator").revision_id != first.revision_id, seconds=30.0)
+    second = workload(kit, "j-coordinator")
+    assert second.node_id != first.node_id
+    assert second.generation > first.generation
+    with pytest.raises(PreconditionError, match="was replaced"):
+        await say(kit, "j-coordinator", None, revision_id=first.revision_id)
+    assert not (await say(kit, "j-host-0", read=["j-coordinator"])).reports
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING, term=second.generation))
+    await wait_state(kit, "Running")
+
+
+async def test_bad_reports_are_refused(kit):
+    await submit(kit)
+    await submit(kit, "other")
+    await wait_state(kit, "Deploying")
+    await wait_state(kit, "Deploying", "other")
+    with pytest.raises(NotFoundError):
+        await kit.channel.call(Jobs.REPORT, pb.ReportJobRequest(job_id="j", workload_id="none"))
+    with pytest.raises(InvalidError, match="workload of job"):
+        await say(kit, "other-coordinator")
+    with pytest.raises(InvalidError, match="at most"):
+        await say(kit, "j-coordinator", b"x" * 70_000)
+    with pytest.raises(InvalidError, match="at most"):
+        await say(kit, "j-coordinator", read=["x"] * 300)
+    await say(kit, "j-coordinator", b"\x00 no report of an engine")
+    assert not (await say(kit, "j-host-0", read=["other-coordinator"])).reports
+    await wait_state(kit, "Deploying")
+
+
+async def test_a_rescale_that_finds_no_room_keeps_the_old_width(kit):
+    await submit(kit)
+    await wait_state(kit, "Deploying")
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await wait_state(kit, "Running")
+    await kit.channel.call(Jobs.RESCALE, pb.RescaleJobRequest(job_id="j", width=7))
+    await wait_state(kit, "Rescaling")
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.STOPPED, request=2))
+    job = await wait_state(kit, "Recovering")
+    assert "stays as it was" in job.message
+    assert "slot" in job.message
+    assert len(kit.plane.leadership.fleet.workloads) == 3
+    assert workload(kit, "j-coordinator").revision_id == "d2"
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await wait_state(kit, "Running")

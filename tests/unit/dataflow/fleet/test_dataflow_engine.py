@@ -1,0 +1,322 @@
+"""The engine of dataflow jobs decides from facts: a world of workloads and a coordinator's words, moved by hand."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shoal.core.errors import InvalidError, PreconditionError, UnsupportedError
+from shoal.core.ids import JobId
+from shoal.dataflow.fleet.engine import DataflowEngine
+from shoal.dataflow.fleet.progress import Move, Progress, decode, encode
+from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, decode_coordinator, decode_host
+from shoal.dataflow.fleet.reports import encode as report_bytes
+from shoal.jobs.engine import Facts, Job, WorkloadFacts, WorkloadReport
+from shoal.jobs.states import check, desired_after
+from shoal.model.jobs import JobAction, JobDesired, JobRequest, JobState
+from shoal.model.phases import WorkloadPhase
+
+ENGINE = DataflowEngine()
+START = datetime(2026, 1, 1, tzinfo=UTC)
+COORDINATOR = "j-coordinator"
+
+
+def spec(**changes):
+    plain = {"name": "a.b", "plan": "a" * 64, "bundle": "b" * 64, "parallelism": 2, "insecure": True}
+    plain["checkpoint"] = {"directory": "/c"}
+    return json.dumps(plain | changes).encode()
+
+
+class World:
+    """A job, its workloads, what they say, and time. It carries plans out as the control plane does."""
+
+    def __init__(self, **changes):
+        self.now = 0.0
+        self.job = Job(
+            JobId("j"), ENGINE.validate(spec(**changes)), b"", JobState.SUBMITTED, JobDesired.RUNNING, JobRequest()
+        )
+        self.workloads = {}
+        self.said = {}
+        self.told = []
+        self.generation = 0
+
+    @property
+    def plan(self):
+        return {each.workload_id: each for each in ENGINE.plan(self.job, {}).workloads}
+
+    @property
+    def progress(self):
+        return decode(self.job.progress)
+
+    def ask(self, action, *, spec=None, stop=False, **more):
+        request = JobRequest(action, self.job.request.number + 1, stop=stop, **more)
+        stored = ENGINE.validate(spec or self.job.spec, job=self.job, request=request)
+        desired = desired_after(action, self.job.desired, stop=stop)
+        self.job = dataclasses.replace(self.job, spec=stored, request=request, desired=desired)
+
+    def say(self, phase, **more):
+        generation = self.workloads[COORDINATOR].generation
+        report = CoordinatorReport(phase, term=generation, **more)
+        assert decode_coordinator(report_bytes(report)) == report
+        self.said[COORDINATOR] = (report_bytes(report), self.now)
+
+    def complain(self, number, seconds, term=None):
+        found = HostReport(number, self.workloads[COORDINATOR].generation if term is None else term, "n0", seconds)
+        assert decode_host(report_bytes(found)) == found
+        self.said[f"j-host-{number}"] = (report_bytes(found), self.now)
+
+    def facts(self):
+        reports = {name: WorkloadReport(content, self.now - at) for name, (content, at) in self.said.items()}
+        return Facts(dict(self.workloads), {name: each for name, each in reports.items() if name in self.workloads})
+
+    def step(self):
+        found = ENGINE.decide(self.job, self.facts(), START + timedelta(seconds=self.now))
+        if found.decision is None:
+            return False
+        check(found.decision.transition, self.job.state, found.decision.state)
+        self.job = dataclasses.replace(self.job, state=found.decision.state, progress=found.decision.progress)
+        self.told.append((found.decision.transition.value, found.decision.message))
+        for name, each in self.plan.items():
+            known = self.workloads.get(name)
+            if known is None or known.revision != each.revision:
+                self.generation += 1
+                node = f"n{len(self.workloads) % 3}" if known is None else "n9"
+                self.workloads[name] = WorkloadFacts(
+                    name, each.revision, WorkloadPhase.PENDING, node, generation=self.generation
+                )
+                self.said.pop(name, None)
+        self.workloads = {name: each for name, each in self.workloads.items() if name in self.plan}
+        return True
+
+    def settle(self):
+        for _ in range(20):
+            if not self.step():
+                return self.job.state
+        raise AssertionError(f"it does not come to rest: {self.told[-5:]}")
+
+    def run_for(self, seconds):
+        self.now += seconds
+        self.workloads = {
+            name: dataclasses.replace(each, phase=WorkloadPhase.RUNNING, ready_for=(each.ready_for or 0.0) + seconds)
+            for name, each in self.workloads.items()
+        }
+
+
+def running(**changes):
+    world = World(**changes)
+    assert world.settle() is JobState.PENDING
+    world.run_for(20)
+    assert world.settle() is JobState.DEPLOYING
+    world.say(Phase.STARTING)
+    assert world.settle() is JobState.DEPLOYING
+    world.say(Phase.RUNNING, epoch=1)
+    assert world.settle() is JobState.RUNNING
+    return world
+
+
+def test_a_job_is_one_group_of_a_coordinator_and_task_hosts():
+    world = running(parallelism=3, constraints=[{"key": "disk", "values": ["ssd"]}], task_host={"memory_mb": 100})
+    assert list(world.plan) == [COORDINATOR, "j-host-0", "j-host-1", "j-host-2"]
+    assert {each.group_id for each in world.plan.values()} == {"j"}
+    assert [each.spec.slots for each in world.plan.values()] == [0, 1, 1, 1]
+    assert all(each.spec.placement.constraints[0].key == "disk" for each in world.plan.values())
+    host = world.plan["j-host-1"].spec
+    assert host.placement.affinities
+    assert not world.plan[COORDINATOR].spec.placement.affinities
+    assert host.resources.memory_mb == 100
+    assert world.step() is False
+
+
+def test_it_ends_when_its_input_ends():
+    world = running()
+    world.say(Phase.FINISHED)
+    assert world.settle() is JobState.FINISHED
+    assert world.plan == {}
+    assert world.settle() is JobState.FINISHED
+
+
+def test_it_may_end_before_it_was_seen_to_run():
+    world = World()
+    world.settle()
+    world.say(Phase.FINISHED)
+    assert world.settle() is JobState.FINISHED
+
+
+def test_it_fails_with_the_words_of_its_coordinator_and_begins_again_when_resumed():
+    world = running()
+    world.say(Phase.FAILED, message="step sum-1: boom")
+    assert world.settle() is JobState.FAILED
+    assert world.told[-1] == ("fail", "step sum-1: boom")
+    assert world.plan == {}
+    world.ask(JobAction.RESUME)
+    assert world.settle() is JobState.PENDING
+    assert {each.revision for each in world.plan.values()} == {"d2"}
+
+
+def test_a_stop_keeps_its_processes_until_the_savepoint_is_there():
+    world = running()
+    world.ask(JobAction.SAVEPOINT, stop=True)
+    assert world.settle() is JobState.STOPPING
+    assert len(world.plan) == 3
+    world.say(Phase.STOPPED, request=1)  # of an earlier request
+    assert world.settle() is JobState.STOPPING
+    assert world.plan
+    world.say(Phase.STOPPED, request=2, savepoint="/c/a.b/7")
+    assert world.settle() is JobState.STOPPED
+    assert world.told[-1][1] == "/c/a.b/7"
+    world.ask(JobAction.RESUME)
+    assert world.settle() is JobState.PENDING
+    assert world.progress.deployed_for == 3
+
+
+def test_a_cancel_waits_for_nothing():
+    world = running()
+    world.ask(JobAction.CANCEL)
+    assert world.settle() is JobState.CANCELED
+    assert world.plan == {}
+
+
+@pytest.mark.parametrize("state", ["submitted", "pending"])
+def test_a_stop_before_anything_runs(state):
+    world = World()
+    if state == "pending":
+        world.settle()
+        world.workloads = {}
+    world.ask(JobAction.SAVEPOINT, stop=True)
+    assert world.settle() is JobState.STOPPED
+
+
+def test_a_savepoint_is_told_and_changes_nothing_else():
+    world = running()
+    before = world.plan
+    world.ask(JobAction.SAVEPOINT)
+    assert world.settle() is JobState.RUNNING
+    world.say(Phase.RUNNING, request=2, savepoint="/c/a.b/9")
+    assert world.settle() is JobState.RUNNING
+    assert "/c/a.b/9" in world.told[-1][1]
+    assert world.plan == before
+
+
+def test_a_lost_task_host_is_recovered_by_the_coordinator_alone():
+    world = running()
+    before = world.plan
+    world.say(Phase.RECOVERING, missing={"1": 0.5}, message="process 1 is gone")
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan == before
+    world.say(Phase.RUNNING, epoch=2)
+    assert world.settle() is JobState.RUNNING
+    assert world.plan == before
+
+
+def test_a_task_host_that_stays_away_is_placed_elsewhere_once():
+    world = running()
+    node = world.workloads["j-host-1"].node_id
+    world.say(Phase.RECOVERING, missing={"1": 3.5})
+    assert world.settle() is JobState.RECOVERING
+    moved = world.plan["j-host-1"]
+    assert moved.revision == "d1.1"
+    assert moved.spec.placement.constraints[-1].values == (node,)
+    assert {world.plan[each].revision for each in (COORDINATOR, "j-host-0")} == {"d1"}
+    world.say(Phase.RECOVERING, missing={"1": 8.0})  # it is starting
+    world.settle()
+    assert world.plan["j-host-1"].revision == "d1.1"
+    world.run_for(20)
+    world.say(Phase.RUNNING, epoch=2)
+    assert world.settle() is JobState.RUNNING
+    assert world.plan["j-host-1"] == moved
+
+
+def test_a_silent_coordinator_is_replaced_under_a_higher_generation():
+    world = running()
+    first = world.workloads[COORDINATOR]
+    world.complain(0, 1.0)
+    assert world.settle() is JobState.RUNNING
+    world.complain(0, 3.2)
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan[COORDINATOR].revision == "d1.1"
+    assert world.plan[COORDINATOR].spec.placement.constraints[-1].values == (first.node_id,)
+    assert world.workloads[COORDINATOR].generation > first.generation
+    world.complain(1, 9.0, term=first.generation)  # about the one that is gone
+    world.settle()
+    assert world.plan[COORDINATOR].revision == "d1.1"
+    world.say(Phase.RUNNING, epoch=2)
+    world.said = {COORDINATOR: world.said[COORDINATOR]}
+    assert world.settle() is JobState.RUNNING
+
+
+def test_old_words_count_for_nothing():
+    world = running()
+    world.say(Phase.RECOVERING, missing={"1": 30.0})
+    world.complain(0, 30.0)
+    world.run_for(6)
+    assert world.settle() is JobState.RUNNING
+
+
+def test_a_rescale_saves_deploys_anew_and_runs():
+    world = running()
+    world.ask(JobAction.RESCALE, width=4)
+    with pytest.raises(PreconditionError, match="under way"):
+        world.ask(JobAction.RESCALE, width=5)
+    assert world.settle() is JobState.RESCALING
+    assert len(world.plan) == 3  # the old layout makes its savepoint
+    with pytest.raises(PreconditionError, match="under way"):
+        world.ask(JobAction.RESCALE, width=2)
+    world.say(Phase.STOPPED, request=2, savepoint="/c/a.b/5", checkpoint=5)
+    assert world.settle() is JobState.RESCALING
+    assert len(world.plan) == 5
+    assert {each.revision for each in world.plan.values()} == {"d2"}
+    world.run_for(5)
+    world.say(Phase.RUNNING)
+    assert world.settle() is JobState.RUNNING
+    world.ask(JobAction.RESCALE, width=1)
+    world.settle()
+    world.say(Phase.STOPPED, request=3)
+    world.settle()
+    assert list(world.plan) == [COORDINATOR, "j-host-0"]
+
+
+def test_requests_that_cannot_be_are_refused_and_change_nothing():
+    world = running()
+    for width in (0, 129, -3):
+        with pytest.raises(InvalidError, match="width"):
+            world.ask(JobAction.RESCALE, width=width)
+    with pytest.raises(UnsupportedError):
+        world.ask(JobAction.RESCALE, width=3, operator="sum-1")
+    without = running(checkpoint=None)
+    for action, more in ((JobAction.RESCALE, {"width": 3}), (JobAction.SAVEPOINT, {}), (JobAction.UPGRADE, {})):
+        with pytest.raises(PreconditionError, match="needs checkpoints"):
+            without.ask(action, **more)
+    assert world.settle() is JobState.RUNNING
+
+
+def test_an_upgrade_is_checked_before_the_old_job_stops():
+    step = {"kind": "Aggregate", "text": "sum(amount)", "stateful": True}
+    world = running(steps={"sum-1": step})
+    with pytest.raises(InvalidError, match=r"sum\(amount\)"):
+        world.ask(JobAction.UPGRADE, spec=spec(steps={}))
+    assert world.settle() is JobState.RUNNING
+    world.ask(JobAction.UPGRADE, spec=spec(steps={"sum-1": step}, bundle="c" * 64))
+    assert world.settle() is JobState.UPGRADING
+    world.say(Phase.STOPPED, request=2, checkpoint=8)
+    assert world.settle() is JobState.UPGRADING
+    assert "c" * 64 in world.progress.spec
+    world.say(Phase.RUNNING)
+    assert world.settle() is JobState.RUNNING
+
+
+def test_a_part_that_was_deleted_is_requested_again():
+    world = running()
+    del world.workloads["j-host-0"]
+    assert world.step()
+    assert world.job.state is JobState.RECOVERING
+    assert "j-host-0" in world.workloads
+
+
+def test_progress_is_read_back():
+    progress = Progress("{}", 3, 4, 5, {"1": Move(2, ("n1",))}, {"n1": START}, "/s")
+    assert decode(encode(progress)) == progress
+    assert decode(b"") == Progress()
+    after = progress.moved("1", "n2", START - timedelta(seconds=1))
+    assert after.moves["1"] == Move(3, ("n1", "n2"))
+    assert progress.moved("1", None, START + timedelta(seconds=61)).avoided == {}

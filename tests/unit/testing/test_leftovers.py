@@ -1,0 +1,126 @@
+"""What a run leaves running or mounted is found and named, and what others have is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services import leftovers
+from tests.services.leftovers import MARK, Run
+
+FOREVER = ("sleep", "1000")
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(leftovers, "GRACE", 0.0)
+    return Run("abcdef", tmp_path / "run")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes that carry nothing of the run of this test, and ends them after it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str, cwd: Path | None = None, **environment: str) -> int:
+        started.append(subprocess.Popen(command or FOREVER, cwd=cwd, env={"PATH": os.environ["PATH"], **environment}))
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_is_known_by_its_environment_its_directory_and_its_command(run: Run, start: Start) -> None:
+    (run.directory / "test0").mkdir(parents=True)
+    pids = {
+        start(**{MARK: run.id}),
+        start(cwd=run.directory / "test0"),
+        start(sys.executable, "-c", "import time; time.sleep(1000)", str(run.directory / "file")),
+    }
+    start()
+    start(**{MARK: f"{run.id}0"})
+    start(cwd=run.directory.parent)
+    assert set(run.processes()) == pids
+    assert {text.partition(":")[0] for text in run.left()} == {f"process {pid}" for pid in pids}
+
+
+def test_what_is_left_is_removed_and_nothing_else(run: Run, start: Start) -> None:
+    ours, other = start(**{MARK: run.id}), start()
+    assert run.left()
+    run.remove()
+    assert os.waitstatus_to_exitcode(os.waitpid(ours, 0)[1]) < 0
+    assert os.waitpid(other, os.WNOHANG) == (0, 0)
+    assert run.left() == []
+
+
+OWNER = """
+import pathlib, subprocess, sys, time
+from tests.services.leftovers import watch_over
+directory = pathlib.Path(sys.argv[1])
+watcher = watch_over(directory)
+child = subprocess.Popen(["sleep", "1000"], cwd=directory, start_new_session=True, env={})
+print(child.pid, watcher.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_a_killed_worker_has_started_ends(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "worker").mkdir()
+    (tmp_path / "other").mkdir()
+    other = start(cwd=tmp_path / "other")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "worker")],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    try:
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    finally:
+        owner.kill()
+        owner.communicate()
+    deadline = time.monotonic() + 60
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_lives(pid) for pid in pids)
+    assert _lives(other)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs. Whoever adopted it may not have waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_mounts_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "self").mkdir()
+    points = [
+        "/",
+        f"{run.directory}",
+        f"{run.directory}/test0/disk",
+        f"{run.directory}-of-another/disk",
+        "/var/tmp/shoal-podman-abcdef-12/root/overlay",
+        "/var/tmp/shoal-podman-123456-12/root/overlay",
+        "/run/netns/sabcdef1f-hub",
+        "/run/netns/s1234561f-hub",
+    ]
+    lines = [f"{number} 1 0:1 / {point} rw - tmpfs tmpfs rw" for number, point in enumerate(points)]
+    (tmp_path / "self/mountinfo").write_text("\n".join(lines))
+    monkeypatch.setattr(leftovers, "_PROC", tmp_path)
+    assert run.mounts() == [points[6], points[4], points[2], points[1]]
+
+
+def test_a_run_that_a_test_starts_is_part_of_its_run() -> None:
+    assert leftovers.begin_run() is False
