@@ -82,11 +82,14 @@ class JobCalls(Calls):
         answer = await self._call(Jobs.UPGRADE, request, look=_look(job_id))
         return convert.job_from_proto(answer.job)
 
-    async def watch_job(self, job_id: str, *, patience: float = 60.0) -> AsyncGenerator[JobView, None]:
+    async def watch_job(
+        self, job_id: str, *, patience: float = 60.0, since_request: int = 0
+    ) -> AsyncGenerator[JobView, None]:
         """A job as it is, and after each change, until it is gone.
 
         When the control plane goes away, the watch continues as soon as it is back. After `patience` seconds without
-        it, the error is raised. Raises `NotFoundError` when there is no such job at first.
+        it, the error is raised. Raises `NotFoundError` when there is no such job at first. A follower may answer with
+        the job as it was a moment ago: views from before the request of number `since_request` are left out.
         """
         reconnect = Reconnect(self._clock, patience=patience)
         seen: JobView | None = None
@@ -98,7 +101,7 @@ class JobCalls(Calls):
                     async for each in stream:
                         reconnect.received()
                         view = convert.job_from_proto(each)
-                        if view != seen:
+                        if view != seen and view.request.number >= since_request:
                             seen = view
                             yield view
             except (UnavailableError, DeadlineError, NotLeaderError):
@@ -108,14 +111,22 @@ class JobCalls(Calls):
             await reconnect.wait()
 
     async def wait_for_job(
-        self, job_id: str, condition: Callable[[JobView], bool], *, timeout: float | None = None
+        self,
+        job_id: str,
+        condition: Callable[[JobView], bool],
+        *,
+        timeout: float | None = None,
+        since_request: int = 0,
     ) -> JobView:
-        """Wait until the condition holds, and return the job as it was then. Raises `DeadlineError`."""
+        """Wait until the condition holds, and return the job as it was then. Raises `DeadlineError`.
+
+        `since_request`: the number of a request that the job must have; see `watch_job`.
+        """
         last: JobView | None = None
         try:
             async with (
                 asyncio.timeout(timeout),
-                contextlib.aclosing(self.watch_job(job_id, patience=math.inf)) as changes,
+                contextlib.aclosing(self.watch_job(job_id, patience=math.inf, since_request=since_request)) as changes,
             ):
                 async for last in changes:
                     if condition(last):

@@ -11,6 +11,7 @@ import pytest
 from shoal.core.faults import POINTS
 from shoal.model.events import EventKind
 from shoal.model.jobs import JOB_LABEL, JobState
+from shoal.services.spec import decode
 from tests.e2e.fleet.drill import insist, nurse, processes_of, until
 from tests.e2e.ha.planes import Planes
 from tests.e2e.services.sleepers import sleepers
@@ -26,7 +27,9 @@ async def until_running(where, control, word, *, count):
 
     async def holds():
         view = await control.get_job("web")
-        return view.state is JobState.RUNNING and view.taken == view.request.number
+        # A follower answers with a copy that is half a second old: it may not have the last request yet.
+        has_request = decode(view.spec) == decode(sleepers(count, word=word))
+        return has_request and view.state is JobState.RUNNING and view.taken == view.request.number
 
     await until(holds, what="the service runs", patience=PATIENCE)
     wanted = {f"web-{index}" for index in range(count)}

@@ -10,7 +10,7 @@ from shoal.cli.local import demo
 from shoal.cli.local.demo_stage import Report
 
 
-@pytest.mark.parametrize(("seconds", "lease"), [(0.0, 6.0), (0.5, 6.0), (1.0, 8.0), (2.5, 20.0), (60.0, 20.0)])
+@pytest.mark.parametrize(("seconds", "lease"), [(0.0, 6.0), (0.25, 6.0), (0.5, 8.0), (1.0, 16.0), (60.0, 20.0)])
 def test_a_slow_machine_gets_a_longer_lease(seconds: float, lease: float) -> None:
     assert demo._fitting_lease(seconds) == timedelta(seconds=lease)
 

@@ -307,8 +307,8 @@ async def _node_is_ready(control: ControlPlane, node_id: str) -> bool:
 
 
 def _fitting_lease(seconds: float) -> timedelta:
-    """The lease for a machine on which this program took so long to begin: an agent takes a few times as long."""
-    return max(LEASE, min(LONGEST_LEASE, timedelta(seconds=seconds) * 8))
+    """The lease for a machine on which this program took so long to begin. An agent takes many times as long."""
+    return max(LEASE, min(LONGEST_LEASE, timedelta(seconds=seconds) * 16))
 
 
 def _seconds_since_start() -> float:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.client import ControlPlane
     from shoal.model.views import WorkloadView
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @dataclass(slots=True)

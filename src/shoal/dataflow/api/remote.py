@@ -51,15 +51,17 @@ class RemoteFlow:
         view = await control.get_job(self.job_id)
         if view.state not in _NOT_RUNNING:
             try:
-                await control.savepoint_job(self.job_id, stop=True)
-                return await control.wait_for_job(self.job_id, _has_ended, timeout=timeout)
+                asked = await control.savepoint_job(self.job_id, stop=True)
+                return await control.wait_for_job(
+                    self.job_id, _has_ended, timeout=timeout, since_request=asked.request.number
+                )
             except PreconditionError:  # it has no checkpoints, or has ended meanwhile
                 view = await control.get_job(self.job_id)
         if view.state in ENDED:
             return view
         # There is nothing new to save. What earlier runs have saved stays.
-        await control.cancel_job(self.job_id)
-        return await control.wait_for_job(self.job_id, _is_over, timeout=timeout)
+        asked = await control.cancel_job(self.job_id)
+        return await control.wait_for_job(self.job_id, _is_over, timeout=timeout, since_request=asked.request.number)
 
     def _told(self, view: JobView) -> JobView:
         self.is_done = True

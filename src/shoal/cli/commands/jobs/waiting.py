@@ -123,7 +123,7 @@ class _Follower:
     async def run(self) -> None:
         """Follow it until the wait ends."""
         try:
-            watch = self._control.watch_job(self._job.job_id, patience=math.inf)
+            watch = self._control.watch_job(self._job.job_id, patience=math.inf, since_request=self._job.request.number)
             async with contextlib.aclosing(watch) as changes:
                 async for self._job in changes:
                     self.wake.set()
