@@ -301,8 +301,9 @@ def test_what_a_wait_ends_with(goal, reached, failed):
 class PendingGroup:
     """A client of a control plane that has one job, whose group does not fit anywhere."""
 
-    async def watch_job(self, _job_id, *, patience):
+    async def watch_job(self, _job_id, *, patience, since_request):
         assert patience > 0
+        assert since_request == 1  # a copy without the request is no answer
         yield dataclasses.replace(job(JobState.PENDING), message="node-1: 0 of 2 slots are free")
         await asyncio.Event().wait()
 
