@@ -1,7 +1,8 @@
 """The memory of a table: headers, indexes and blocks of rows, and how they grow, one shard at a time.
 
 `Directory` is a frozen view: where everything is, as kernels read it. Growth makes a new one; a reader that began with
-the old one ends with it, because it keeps the old memory alive. Called by `table`, with its writer's lock.
+the old one keeps that memory alive, learns of the new generation at its end and reads again. Called by `table`, with
+its writer's lock.
 """
 
 from __future__ import annotations

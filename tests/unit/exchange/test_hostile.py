@@ -193,6 +193,7 @@ def answer(peer: socket.socket) -> tuple[Kind, bytes]:
 def test_there_are_not_more_peers_than_allowed(served: tuple[UnixEndpoint, Inbox]) -> None:
     endpoint, inbox = served
     first = dial(endpoint)
+    assert [answer(first)[0], answer(first)[0]] == [Kind.WELCOME, Kind.OPENED]  # before others ask for the channel
     others = [dial(endpoint) for _ in range(3)]
     ExchangeSuite.wait_until(lambda: len(endpoint._intakes) == 4)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as refused:

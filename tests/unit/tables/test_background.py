@@ -57,6 +57,32 @@ def test_eviction_beside_a_writer_and_a_reader() -> None:
     assert table.statistics().removed > 40_000
 
 
+def test_a_reader_that_began_before_an_index_grew_takes_no_row_of_another_id() -> None:
+    count = 400_000
+    slices = (SliceSettings(4, optimizer=Sgd(0.0)),)
+    ids = np.arange(3 * count, dtype=np.int64)
+    values = np.repeat(ids.astype(np.float32)[:, None], 4, axis=1)
+    table = EmbeddingTable(TableSettings(slices), threads=1)
+    table.assign(ids[:count], values[:count])
+    found: list[np.ndarray] = []
+    began = threading.Event()
+
+    def read() -> None:
+        began.set()
+        found.append(table.lookup(np.tile(ids[:count], 20)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    began.wait()
+    # Its index grows under the reader, then its rows go to other ids.
+    table.assign(ids[count : 2 * count], values[count : 2 * count])
+    table.remove(ids[:count])
+    table.assign(ids[2 * count :], values[2 * count :])
+    reader.join()
+    rows = found[0].reshape(20, count, 4)
+    assert ((rows == values[:count]) | (rows == 0)).all()
+
+
 def test_an_evictor_outlives_a_closed_table() -> None:
     closed, table = (EmbeddingTable(TableSettings(SLICES, expiry=ExpirySettings(1))) for _ in range(2))
     table.apply([1], np.zeros((1, 8), np.float32), event_times=0)

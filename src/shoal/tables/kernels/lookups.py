@@ -101,6 +101,15 @@ def _read_again(shard: int, geometry: Any, plan: Any, parameters: Any, key: int,
 
 
 @helper
+def _is_same_generation(directory: Any) -> bool:
+    """Whether the indexes that this process knows are those of the table."""
+    for number in range(directory.shape[0]):
+        if load_word(directory[number, D_HEADER] + GENERATION * 8) != directory[number, D_GENERATION]:
+            return False
+    return True
+
+
+@helper
 def read_rows(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, values: Any) -> int:
     """Read the weights of ids; zeros for one that is not there. Returns how many were there, STALE or BUSY."""
     rows, moved = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
@@ -109,9 +118,8 @@ def read_rows(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: An
     first, table = directory.ctypes.data, lines_at(geometry)
     width, mask = table[G_WIDTH], table[G_SHARD_MASK]
     lines = (min(table[G_STRIDE], width * 4) + LINE - 1) // LINE
-    for number in range(directory.shape[0]):
-        if load_word(directory[number, D_HEADER] + GENERATION * 8) != directory[number, D_GENERATION]:
-            return STALE
+    if not _is_same_generation(directory):
+        return STALE
     hits = 0
     for begin in range(0, ids.size, BATCH):
         count = min(BATCH, ids.size - begin)
@@ -153,7 +161,9 @@ def read_rows(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: An
                     to[j] = 0
             else:
                 hits += 1
-    return hits
+    # An index that was replaced meanwhile still names the rows of ids that were removed since.
+    fence()
+    return hits if _is_same_generation(directory) else STALE
 
 
 @kernel("int64(int64[:,::1], int64[::1], int64[:,::1], float32[:,::1], int64[::1], float32[:,::1])")
@@ -166,9 +176,6 @@ def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, 
 def is_current(directory: Any) -> bool:
     """Whether the directory of this process is that of the table."""
     for number in range(directory.shape[0]):
-        header = directory[number, D_HEADER]
-        if load_word(header + GENERATION * 8) != directory[number, D_GENERATION]:
+        if load_word(directory[number, D_HEADER] + BLOCKS * 8) != directory[number, D_BLOCK_COUNT]:
             return False
-        if load_word(header + BLOCKS * 8) != directory[number, D_BLOCK_COUNT]:
-            return False
-    return True
+    return _is_same_generation(directory)
