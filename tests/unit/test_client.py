@@ -20,12 +20,14 @@ from shoal.core.errors import (
     UnsupportedError,
 )
 from shoal.model.documents import GroupDocument, WorkloadDocument
+from shoal.model.jobs import JobDesired, JobRecord, JobRequest, JobState
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import DesiredState, ProcessSpec, WorkloadSpec, WorkloadType
 from shoal.testing.clock import LoopClock
+from shoal.wire import convert
 from shoal.wire.local import LocalNetwork
 from shoal.wire.local_faults import Outage
-from shoal.wire.methods import LIVE_HEADER, AgentControl, methods_of
+from shoal.wire.methods import LIVE_HEADER, AgentControl, Jobs, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1.run_pb2 import FieldProblem
 from shoal.wire.transport import Service
@@ -578,3 +580,28 @@ def test_what_the_environment_lacks_is_named(environment, field):
     with pytest.raises(InvalidError) as caught:
         ControlPlane.from_environment(environment)
     assert field in [each.field for each in caught.value.problems]
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0, "one"), (1, "one"), (2, "two")])
+async def test_a_wait_for_a_job_passes_over_what_a_follower_has_from_before_its_request(since, expected):
+    def view(number: int, message: str):
+        request = JobRequest(number=number)
+        record = JobRecord(
+            "j", "service", 1, b"", JobDesired.RUNNING, request, START, START, JobState.RUNNING, message=message
+        )
+        return convert.job_to_proto(record)
+
+    class LaggingFollower:
+        async def watch(self, _request, _call):
+            yield view(1, "one")
+            await asyncio.sleep(0.5)
+            yield view(2, "two")
+
+    network = LocalNetwork()
+    server = await network.transport("follower").serve(FIRST, [Service(methods_of(Jobs), LaggingFollower())])
+    async with ControlPlane([FIRST], network.transport("client"), clock=LoopClock(START)) as control:
+        found = await control.wait_for_job(
+            "j", lambda each: each.state is JobState.RUNNING, timeout=10, since_request=since
+        )
+    assert found.message == expected
+    await server.stop()
