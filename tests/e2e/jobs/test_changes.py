@@ -1,7 +1,6 @@
 """A dataflow job on three agents gets another width and another bundle under load: output stays exact."""
 
 import asyncio
-import contextlib
 
 import pytest
 
@@ -10,17 +9,6 @@ from shoal.dataflow.fleet.spec import encode
 from shoal.wire.methods import Jobs
 
 pytestmark = pytest.mark.e2e
-
-
-@contextlib.asynccontextmanager
-async def under_load(world):
-    feeding = asyncio.create_task(world.keep_feeding())
-    try:
-        yield
-    finally:
-        feeding.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await feeding
 
 
 async def rescale(world, width):
@@ -37,7 +25,7 @@ async def test_it_is_rescaled_under_load(world):
     await world.submit(1)
     await world.wait_state("Running")
     await world.wait_output()
-    async with under_load(world):
+    async with world.under_load():
         for width in (2, 4, 1):
             await rescale(world, width)
         for nonsense in (0, 1000):
@@ -56,7 +44,7 @@ async def test_it_is_upgraded_and_what_does_not_fit_is_refused_first(world):
     await world.submit()
     await world.wait_state("Running")
     await world.wait_output()
-    async with under_load(world):
+    async with world.under_load():
         other = await asyncio.to_thread(world.pack, uid="other")
         with pytest.raises(InvalidError, match="sums"):
             await world.ask(Jobs.UPGRADE, spec=encode(other.spec))
@@ -77,7 +65,7 @@ async def test_a_savepoint_is_kept(world):
     await world.submit()
     await world.wait_state("Running")
     await world.wait_output()
-    async with under_load(world):
+    async with world.under_load():
         await world.ask(Jobs.SAVEPOINT)
         async with asyncio.timeout(60):
             while "savepoint" not in (await world.get()).message:

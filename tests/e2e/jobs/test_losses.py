@@ -1,6 +1,5 @@
 """A dataflow job on three agents loses its processes one after the other: nothing is lost, nothing is doubled."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -17,17 +16,15 @@ async def running(world):
     await world.submit()
     await world.wait_state("Running")
     await world.wait_output()
-    feeding = asyncio.create_task(world.keep_feeding())
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(world.under_load())
 
-    async def check():
-        feeding.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await feeding
-        await world.check()
+        async def finish():
+            await stack.aclose()
+            await world.check()
 
-    world.finish = check
-    yield world
-    feeding.cancel()
+        world.finish = finish
+        yield world
 
 
 async def test_a_task_host_is_killed(running):

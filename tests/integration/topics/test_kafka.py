@@ -337,7 +337,7 @@ def test_a_secret_reaches_no_log_and_no_error(
             "sasl.mechanism": "PLAIN",
             "sasl.username": "somebody",
             "sasl.password": secret,
-            "debug": "all",
+            "debug": "conf,security,broker",
         },
     )
     said = [repr(settings)]
