@@ -29,6 +29,8 @@ from shoal.dataflow.api.progress import step_progress
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.logical import OnError
+from tests.integration.dataflow.own_source import OwnSource
 from tests.integration.dataflow.test_topics import ROWS, fill, read
 from tests.services.kafka import KafkaBroker, kafka_broker
 
@@ -252,3 +254,28 @@ def test_what_steps_took_and_put_out_is_the_same_over_processes(tmp_path, proces
     assert (steps["source"].received, steps["source"].emitted) == (0, 1000)
     assert (steps["map"].received, steps["map"].emitted) == (1000, 1000)
     assert steps["sink"].received == 1000
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("policy", [OnError.SKIP, OnError.SIDE])
+def test_a_users_own_source_keeps_its_policy_over_processes(tmp_path, policy, processes):
+    stream = Stream.from_source(OwnSource(on_error=policy))
+    sinks = [stream.to_json(str(tmp_path / "out")).node]
+    if policy is OnError.SIDE:
+        sinks.append(stream.side_output("errors").to_json(str(tmp_path / "errors")).node)
+    engine.run(sinks, processes=processes)
+
+    def rows(folder: str) -> list[dict[str, Any]]:
+        paths = sorted((tmp_path / folder).glob("*.jsonl"))
+        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+    assert [row["number"] for row in rows("out")] == [1, 2, 4]
+    if policy is OnError.SIDE:
+        assert [(row["offset"], row["error"]) for row in rows("errors")] == [(2, "is no number")]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_users_own_source_without_a_policy_fails_over_processes(tmp_path, processes):
+    stream = Stream.from_source(OwnSource())
+    with pytest.raises(ShoalError, match="1 rows cannot be read, such as offset 2"):
+        engine.run([stream.to_json(str(tmp_path / "out")).node], processes=processes)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from shoal.dataflow.language.logical import OnError
+from shoal.dataflow.language.settings import CheckpointSettings
 
 
 @runtime_checkable
@@ -19,6 +20,32 @@ class SupportsErrorPolicy(Protocol):
     @property
     def on_error(self) -> OnError:
         """What happens to a row that cannot be read."""
+        ...
+
+
+def error_policy(connector: object) -> OnError | None:
+    """What a connector does with rows that it cannot read; None when it says nothing."""
+    found: object = connector.on_error if isinstance(connector, SupportsErrorPolicy) else None
+    return found if isinstance(found, OnError) else None
+
+
+@runtime_checkable
+class SupportsBounds(Protocol):
+    """A connector that says whether it has an end: every source."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it has an end."""
+        ...
+
+
+@runtime_checkable
+class SupportsModes(Protocol):
+    """A connector that says what it can hold: every sink."""
+
+    @property
+    def modes(self) -> frozenset[Any]:
+        """What it can hold."""
         ...
 
 
@@ -51,6 +78,11 @@ class SupportsHiddenColumns(Protocol):
         ...
 
 
+def takes_hidden(connector: object) -> bool:
+    """Whether a sink wants the engine's hidden columns."""
+    return isinstance(connector, SupportsHiddenColumns) and bool(connector.takes_hidden)
+
+
 @runtime_checkable
 class SupportsNamedColumns(Protocol):
     """A sink with settings that name columns. The plan is refused when its rows lack one."""
@@ -62,6 +94,46 @@ class SupportsNamedColumns(Protocol):
 
 
 @runtime_checkable
+class SupportsPlaceCheck(Protocol):
+    """A sink that can tell before a run whether its place can be written."""
+
+    def check_place(self) -> None:
+        """Raise `PreconditionError` when it cannot."""
+        ...
+
+
+@runtime_checkable
+class SupportsRunCheck(Protocol):
+    """A sink that not every run can write."""
+
+    def check_run(self, *, parallelism: int, has_checkpoints: bool) -> None:
+        """Raise `PreconditionError` for a run that cannot."""
+        ...
+
+
+@runtime_checkable
+class SupportsCheckpointCheck(Protocol):
+    """A sink whose output cannot wait for checkpoints for any length of time."""
+
+    def check_checkpoints(self, settings: CheckpointSettings) -> None:
+        """Raise `PreconditionError` for checkpoints that come too seldom."""
+        ...
+
+
+@runtime_checkable
+class SupportsTicks(Protocol):
+    """A sink's writer that waits for more rows before it writes, and so has to be told the time."""
+
+    def next_tick(self) -> int | None:
+        """When `on_tick` is to be called next, in microseconds since 1970; None when there is no need."""
+        ...
+
+    def on_tick(self, now: int) -> None:
+        """The time has come."""
+        ...
+
+
+@runtime_checkable
 class SupportsCollect(Protocol):
     """A sink that collects rows in the memory of the process that started the run."""
 
@@ -69,6 +141,21 @@ class SupportsCollect(Protocol):
     def into(self) -> Any:
         """Where the rows are collected."""
         ...
+
+
+@runtime_checkable
+class SupportsTopic(Protocol):
+    """A source that reads a topic: places in one topic mean nothing in another."""
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        ...
+
+
+def topic_of(connector: object) -> str:
+    """The topic that a source reads; empty for others, whose splits have names that no other source has."""
+    return str(connector.topic) if isinstance(connector, SupportsTopic) else ""
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from shoal.dataflow.checkpoint.messages import Report, TaskId, Waiting
 from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.checkpoint.uploads import StateUploads
+from shoal.dataflow.connectors.abilities import takes_hidden
 from shoal.dataflow.connectors.base import SinkContext, Split
 from shoal.dataflow.execution.chain import Chain, RunningStep
 from shoal.dataflow.execution.event_time import AssignTimes
@@ -112,7 +113,7 @@ def carries_headers(source: Source, plan: PhysicalPlan) -> bool:
         step.node
         for stage in plan.stages
         for step in stage.steps
-        if isinstance(step.node, Sink) and getattr(step.node.connector, "takes_hidden", False)
+        if isinstance(step.node, Sink) and takes_hidden(step.node.connector)
     ]
     return any(node is source for node in walk(*sinks))
 

@@ -8,15 +8,17 @@ by `shoal.dataflow.api.stream`, `shoal.dataflow.api.app` and `shoal.cli`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.connectors.abilities import SupportsCheckpointCheck, SupportsRunCheck
 from shoal.dataflow.execution.coordinator.running import FlowMetrics, RunningFlow, RunReport
 from shoal.dataflow.execution.hosts.base import Hosts, LocalHosts
 from shoal.dataflow.language.functions import add_blobs
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.physical import PhysicalPlan
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import Prepared, check_connectors, prepare
@@ -147,12 +149,17 @@ def plan_and_check(prepared: Prepared, *, parallelism: int, settings: FlowSettin
     """The physical plan of a prepared one, once its connectors agree to be run so. Raises `PlanError`."""
     physical = plan_physically(prepared.sinks, parallelism=parallelism, key_groups=settings.key_groups)
     for stage in physical.stages:
-        sinks = [step.node for step in stage.steps]
-        checked = {"parallelism": stage.parallelism, "has_checkpoints": settings.checkpoint is not None}
-        check_connectors(sinks, "check_run", **checked)
-        if settings.checkpoint is not None:
-            check_connectors(sinks, "check_checkpoints", settings=settings.checkpoint)
+        check = functools.partial(_check_run, parallelism=stage.parallelism, checkpoint=settings.checkpoint)
+        check_connectors([step.node for step in stage.steps], check)
     return physical
+
+
+def _check_run(connector: object, *, parallelism: int, checkpoint: CheckpointSettings | None) -> None:
+    """Whether a sink can be written by so many tasks, with these checkpoints. Raises `PreconditionError`."""
+    if isinstance(connector, SupportsRunCheck):
+        connector.check_run(parallelism=parallelism, has_checkpoints=checkpoint is not None)
+    if checkpoint is not None and isinstance(connector, SupportsCheckpointCheck):
+        connector.check_checkpoints(checkpoint)
 
 
 def _check_name(name: str) -> None:

@@ -6,6 +6,7 @@ Made by `shoal.dataflow.execution.building`; called by `shoal.dataflow.execution
 from __future__ import annotations
 
 from shoal.core.faults import reach
+from shoal.dataflow.connectors.abilities import SupportsTicks, takes_hidden
 from shoal.dataflow.connectors.base import SinkConnector, SinkContext, SinkWriter
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch, Schema
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
@@ -19,13 +20,15 @@ class SinkStep(Operator):
         self._schema = schema
         self._context = context
         self._writer: SinkWriter | None = None
-        self._takes_hidden = bool(getattr(connector, "takes_hidden", False))
+        self._takes_hidden = takes_hidden(connector)
+        self._ticking: SupportsTicks | None = None
         self._hidden: list[str] = []
         self._seen: Schema | None = None
 
     def open(self, context: Context) -> None:
         """Open the writer."""
         self._writer = self._connector.open_writer(self._schema, self._context)
+        self._ticking = self._writer if isinstance(self._writer, SupportsTicks) else None
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Write rows, without the engine's own columns."""
@@ -40,15 +43,12 @@ class SinkStep(Operator):
 
     def on_tick(self, now: int, out: Output) -> None:
         """Writers that wait for more rows before they write are told the time."""
-        tick = getattr(self._open_writer(), "on_tick", None)
-        if tick is not None:
-            tick(now)
+        if self._ticking is not None:
+            self._ticking.on_tick(now)
 
     def next_tick(self) -> int | None:
         """When the writer wants to be told."""
-        ask = getattr(self._writer, "next_tick", None)
-        found: int | None = None if ask is None else ask()
-        return found
+        return None if self._ticking is None else self._ticking.next_tick()
 
     def prepare(self, checkpoint: int) -> OperatorState:
         """The write-ahead of a checkpoint."""
@@ -69,7 +69,7 @@ class SinkStep(Operator):
 
     def close(self) -> None:
         """Let go of it."""
-        writer, self._writer = self._writer, None
+        writer, self._writer, self._ticking = self._writer, None, None
         if writer is not None:
             writer.close()
 

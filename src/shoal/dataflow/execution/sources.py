@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, PreconditionError, problem
+from shoal.dataflow.connectors.abilities import error_policy, topic_of
 from shoal.dataflow.connectors.base import (
     Fetched,
     FrugalReader,
@@ -100,7 +101,7 @@ class SourceDriver:
     def __init__(self, share: SourceShare, settings: FlowSettings, clock: Clock) -> None:
         self._share = share
         self._connector: Any = share.node.connector
-        self._policy: OnError = getattr(self._connector, "on_error", OnError.FAIL)
+        self._policy = error_policy(self._connector) or OnError.FAIL
         self._settings = settings
         self._clock = clock
         self._time = share.node.time if share.needs_time else None
@@ -143,7 +144,7 @@ class SourceDriver:
 
     def _check_origin(self, source: str, splits: Mapping[str, Any]) -> None:
         """Places in one topic mean nothing in another, though both have a partition 0."""
-        mine = _topic_of(self._connector)
+        mine = topic_of(self._connector)
         if source != mine and not self._splits.keys().isdisjoint(splits):
             raise PreconditionError(
                 f"the checkpoint has the places that were reached in topic {source!r}, and the program reads {mine!r}",
@@ -280,7 +281,7 @@ class SourceDriver:
     def snapshot(self) -> OperatorState:
         """The places that its splits have reached."""
         splits = {name: self._entry(split) for name, split in self._splits.items()}
-        return OperatorState(shared=json.dumps({"topic": _topic_of(self._connector), "splits": splits}).encode())
+        return OperatorState(shared=json.dumps({"topic": topic_of(self._connector), "splits": splits}).encode())
 
     def note_positions(self, checkpoint: int) -> None:
         """Remember the positions of a checkpoint until it is complete."""
@@ -376,11 +377,6 @@ class SourceDriver:
         else:
             self.put_aside += rows
             out.emit_side("errors", as_errors(poison, split))
-
-
-def _topic_of(connector: Any) -> str:
-    """The topic that a source reads; empty for others, whose splits have names that no other source has."""
-    return str(getattr(connector, "topic", ""))
 
 
 def _hint_without_records(time: EventTime, *, is_missing: bool) -> str:

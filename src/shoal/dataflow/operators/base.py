@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -25,6 +25,30 @@ class Output(Protocol):
 
     def emit_side(self, tag: str, batch: Batch) -> None:
         """Rows for a side output; dropped, and counted, when nobody reads it."""
+        ...
+
+
+@runtime_checkable
+class SettlingOutput(Protocol):
+    """An output that can let event time move on while a step is still putting rows out, as that of a task can."""
+
+    def settle(self) -> None:
+        """Tell the steps behind how far event time has come."""
+        ...
+
+
+@runtime_checkable
+class TaskOutput(Output, Protocol):
+    """An output that knows who reads it, as that of a task does. Others, such as those of a probe, only take rows."""
+
+    @property
+    def is_look(self) -> bool:
+        """Whether the run is a look at one stream, such as `collect()`, which need not read all."""
+        ...
+
+    @property
+    def read_tags(self) -> Collection[str]:
+        """The side outputs that somebody reads."""
         ...
 
 

@@ -23,7 +23,7 @@ from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch, Schema
 from shoal.dataflow.language.keys import Integers, combined
 from shoal.dataflow.operators.aggregates.columns import is_dense_number, numbers
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, SettlingOutput
 from shoal.dataflow.operators.batches import same_type
 from shoal.dataflow.state.blobs import pack, unpack
 
@@ -230,9 +230,8 @@ def _woven(parts: list[Batch], order: Integers | None) -> Batch:
 
 def _settle(out: Output) -> None:
     """Tell the steps behind how far event time has come; only a task's own output can."""
-    settle = getattr(out, "settle", None)
-    if settle is not None:
-        settle()
+    if isinstance(out, SettlingOutput):
+        out.settle()
 
 
 def _taken(state: _Port, bound: Any) -> Iterable[tuple[Batch, Integers]]:

@@ -21,7 +21,7 @@ from shoal.dataflow.language.elements import START_OF_TIME, TIME, TRACE, Batch, 
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, TaskOutput
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time, processing_time
 from shoal.dataflow.operators.current import CurrentKey
 from shoal.dataflow.operators.functions import KeyedFunction, make_process
@@ -271,17 +271,15 @@ class ProcessOperator(Operator):
 
     def _refuse_unread(self, tag: str, rows: int, out: Output) -> None:
         """Rows for a side output that nobody reads would be lost: its tag is probably misspelt."""
-        read = getattr(out, "read_tags", None)  # an output that is no task's takes whatever comes
-        if read is None or tag in read:
+        if not isinstance(out, TaskOutput) or tag in out.read_tags:  # an output that is no task's takes whatever comes
             return
-        if getattr(out, "is_look", False):
+        if out.is_look:
             if tag not in self._unread:
                 self._unread.add(tag)
                 log.warning("%s puts rows out on the side output %r, which is not read here", self._policy.label, tag)
             return
-        rule = (
-            f"gets rows ({rows} so far), and nobody reads it; {near(tag, sorted(read), 'side outputs that are read')}"
-        )
+        there = near(tag, sorted(out.read_tags), "side outputs that are read")
+        rule = f"gets rows ({rows} so far), and nobody reads it; {there}"
         raise PlanError(
             [problem(f"side output {tag!r}", None, rule)],
             at=self._policy.at,

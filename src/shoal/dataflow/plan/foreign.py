@@ -10,11 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.clock import Clock
-from shoal.dataflow.connectors.abilities import SupportsHiddenColumns
-from shoal.dataflow.connectors.base import CommitContext, SinkCommitter, SinkContext, SinkMode, Split, SupportsCommit
+from shoal.dataflow.connectors.abilities import (
+    SupportsBounds,
+    SupportsModes,
+    error_policy,
+    takes_hidden,
+    topic_of,
+)
+from shoal.dataflow.connectors.base import (
+    CommitContext,
+    SinkCommitter,
+    SinkConnector,
+    SinkContext,
+    SinkMode,
+    SourceConnector,
+    Split,
+    SupportsCommit,
+)
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.functions import callable_of
-from shoal.dataflow.language.logical import FunctionRef
+from shoal.dataflow.language.logical import FunctionRef, OnError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +41,22 @@ class ForeignConnector:
     is_bounded: bool = True
     mode_names: tuple[str, ...] = ()
     takes_hidden: bool = False
+    #: What a source does with rows that it cannot read.
+    on_error: OnError = OnError.FAIL
+    #: The topic that a source reads, where it reads one.
+    topic: str = ""
 
     @classmethod
-    def describing(cls, connector: Any, blob: str) -> ForeignConnector:
+    def describing(cls, connector: SourceConnector | SinkConnector, blob: str) -> ForeignConnector:
         """The description of a connector."""
-        modes = getattr(connector, "modes", ())
         return cls(
             blob,
             str(connector.label),
-            bool(getattr(connector, "is_bounded", True)),
-            tuple(sorted(each.value for each in modes)),
-            isinstance(connector, SupportsHiddenColumns) and bool(connector.takes_hidden),
+            bool(connector.is_bounded) if isinstance(connector, SupportsBounds) else True,
+            tuple(sorted(each.value for each in connector.modes)) if isinstance(connector, SupportsModes) else (),
+            takes_hidden(connector),
+            error_policy(connector) or OnError.FAIL,
+            topic_of(connector),
         )
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import problem
-from shoal.dataflow.connectors.abilities import SupportsErrorPolicy
+from shoal.dataflow.connectors.abilities import error_policy
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.topic_names import check_connector
 from shoal.dataflow.language import datatypes
@@ -502,8 +502,7 @@ def _check_tag(node: SideOutput, origin: Node) -> None:
 def policy_of(node: Node) -> OnError | None:
     """What a node does with rows that it cannot take; None when it takes all."""
     decider: object = node.connector if isinstance(node, Source) else node
-    found: object = decider.on_error if isinstance(decider, SupportsErrorPolicy) else None
-    return found if isinstance(found, OnError) else None
+    return error_policy(decider)
 
 
 def _tags_of(origin: Node) -> tuple[str, ...] | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from shoal.core.errors import PreconditionError, ShoalError, problem
-from shoal.dataflow.connectors.abilities import SupportsNamedColumns
+from shoal.dataflow.connectors.abilities import SupportsNamedColumns, SupportsPlaceCheck
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import describe
@@ -80,18 +79,22 @@ def prepare(
 ) -> Prepared:
     """Check a plan and make it better. Raises `PlanError` with everything that is wrong, at the user's lines."""
     prepared = _prepare(sinks, _Asked(find_schema, probe), rules=rules)
-    check_connectors(prepared.sinks, "check_place")
+    check_connectors(prepared.sinks, _check_place)
     return prepared
 
 
-def check_connectors(sinks: Sequence[Node], question: str, **arguments: Any) -> None:
-    """Ask the connectors of sinks, where they know the question, whether they can be written. Raises `PlanError`."""
+def _check_place(connector: object) -> None:
+    if isinstance(connector, SupportsPlaceCheck):
+        connector.check_place()
+
+
+def check_connectors(sinks: Sequence[Node], check: Callable[[object], None]) -> None:
+    """Check whether the connectors of sinks can be written. Raises `PlanError` for what the check refuses."""
     for node in sinks:
-        ask = getattr(node.connector, question, None) if isinstance(node, Sink) else None
-        if ask is None or not isinstance(node, Sink):
+        if not isinstance(node, Sink):
             continue
         try:
-            ask(**arguments)
+            check(node.connector)
         except PreconditionError as error:
             label = node.connector.label
             found = problem(label, None, error.message.removeprefix(f"{label} "))

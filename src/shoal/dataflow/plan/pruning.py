@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from shoal.dataflow.connectors.abilities import SupportsColumnPruning, SupportsErrorPolicy
+from shoal.dataflow.connectors.abilities import SupportsColumnPruning, error_policy
 from shoal.dataflow.language.datatypes import types
 from shoal.dataflow.language.elements import CHANGE, Schema
 from shoal.dataflow.language.expressions import Column, Expression, Named, columns_of
@@ -203,7 +203,7 @@ def _narrow_source(node: Source, names: frozenset[str], schema: Schema, selects:
     kept = [each for each in schema if each.name in names or each.name in time] or [_cheapest(schema)]
     if len(kept) == len(schema):
         return node
-    if isinstance(node.connector, SupportsErrorPolicy) and node.connector.on_error is not OnError.FAIL:
+    if error_policy(node.connector) not in (None, OnError.FAIL):
         # Rows that are bad in a column nobody reads must stay bad: what is left out does not depend on who reads what.
         return node
     chosen = tuple(each.name for each in kept)

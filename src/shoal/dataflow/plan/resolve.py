@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.core.errors import Problem, problem
-from shoal.dataflow.connectors.abilities import SupportsHiddenColumns
+from shoal.dataflow.connectors.abilities import takes_hidden
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import (
     Aggregate,
@@ -139,15 +139,11 @@ def _with_needs(sinks: Sequence[Node], facts: Mapping[Node, Facts]) -> dict[Node
     return {node: replace(facts[node], needs_time=needs[node]) for node in facts}
 
 
-def _takes_hidden(connector: object) -> bool:
-    return isinstance(connector, SupportsHiddenColumns) and connector.takes_hidden
-
-
 def _reads_time(reader: Node, node: Node, needs: Mapping[Node, bool]) -> bool:
     """Whether a node reads the event time of its input, for itself or for those behind it."""
     match reader:
         case Sink():
-            return _takes_hidden(reader.connector) and not _is_only_stamped(node)
+            return takes_hidden(reader.connector) and not _is_only_stamped(node)
         case AssignTime() | MapBatches(flat=True):
             return False
         case Process() | Custom():
