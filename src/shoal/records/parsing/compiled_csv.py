@@ -79,7 +79,7 @@ class CompiledCsv:
         bits, ends = _scratch(len(block))
         counts = np.zeros(columns, np.int64)
         reals = bits.view(np.float64)
-        rows = lines.scan_lines(data, *self._marks, self._kinds, self._sizes, bits, reals, ends, counts)
+        rows = lines.scan_lines(data, *self._marks, self._kinds, self._sizes, bits, ends, counts)
         if rows < 0:
             return None
         made = []

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.records.parsing.kernels.caching import compiled, inlined
+from shoal.records.parsing.kernels.memory import byte, fixed32, memory
 from shoal.records.parsing.kernels.wire import (
     BYTES,
     DOUBLE,
@@ -19,11 +21,9 @@ from shoal.records.parsing.kernels.wire import (
     VARINT,
     WRONG_COUNT,
     WRONG_KIND,
-    compiled,
     find_name,
-    fixed32,
-    inlined,
     list_values,
+    names_of,
     nested_count,
     next_field,
     packed_count,
@@ -143,10 +143,10 @@ def _special_or_values(buf: Any, lo: int, hi: int, taken: int, special: bool) ->
 @inlined
 def _named(buf: Any, lo: int, hi: int) -> Any:
     """The name and the feature of a NamedFeature. A negative end of the feature: odd."""
-    if lo + 4 <= hi and buf[np.uint64(lo)] == 0x0A:
+    if lo + 4 <= hi and byte(buf, lo) == 0x0A:
         # As most are: a name, then the feature.
         _, _, name_lo, name_hi = next_field(buf, lo, hi)
-        if 0 < name_hi < hi and buf[np.uint64(name_hi)] == 0x12:
+        if 0 < name_hi < hi and byte(buf, name_hi) == 0x12:
             _, _, value_lo, value_hi = next_field(buf, name_hi, hi)
             if value_hi == hi:
                 return name_lo, name_hi, value_lo, value_hi
@@ -169,7 +169,7 @@ def _named(buf: Any, lo: int, hi: int) -> Any:
 
 @compiled
 def index_examples(
-    buf: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, taken: Any,
+    data: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, taken: Any,
     spans: Any, weights: Any, status: Any, details: Any,
 ) -> None:  # fmt: skip
     """Find the columns of Examples.
@@ -177,6 +177,8 @@ def index_examples(
     The last three names are those of the label, the weight and the line id. They win over the fields of the Example.
     In `spans`, by row and column, the label and the line id come after the columns.
     """
+    buf = memory(data)
+    table = names_of(names, splits, buckets)
     columns = len(splits) - 4
     following = np.full(columns + 4, -1, np.int64)
     for row in range(len(starts)):
@@ -195,7 +197,7 @@ def index_examples(
                 if value_hi < 0:
                     status[row] = ODD
                     break
-                column = find_name(buf, name_lo, name_hi, names, splits, buckets, following[previous])
+                column = find_name(buf, name_lo, name_hi, table, following[previous])
                 if column < 0:
                     continue
                 following[previous] = column
@@ -242,8 +244,9 @@ def index_examples(
 
 
 @compiled
-def batch_sizes(buf: Any, starts: Any, ends: Any, sizes: Any, status: Any) -> None:
+def batch_sizes(data: Any, starts: Any, ends: Any, sizes: Any, status: Any) -> None:
     """The `batch_size` of each ExampleBatch."""
+    buf = memory(data)
     for index in range(len(starts)):
         hi = ends[index]
         at = starts[index]
@@ -278,10 +281,12 @@ def _column(buf: Any, lo: int, hi: int) -> Any:
 
 @compiled
 def index_batches(
-    buf: Any, starts: Any, ends: Any, rows: Any, names: Any, splits: Any, buckets: Any, taken: Any,
+    data: Any, starts: Any, ends: Any, rows: Any, names: Any, splits: Any, buckets: Any, taken: Any,
     spans: Any, weights: Any, status: Any, details: Any,
 ) -> None:  # fmt: skip
     """The same for ExampleBatches; `rows` says which rows each of them fills. Their `spans` are by column and row."""
+    buf = memory(data)
+    table = names_of(names, splits, buckets)
     columns = len(splits) - 4
     following = np.full(columns + 4, -1, np.int64)
     for index in range(len(starts)):
@@ -300,7 +305,7 @@ def index_batches(
             if features < 0:
                 status[index] = ODD
                 break
-            column = find_name(buf, name_lo, name_hi, names, splits, buckets, following[previous])
+            column = find_name(buf, name_lo, name_hi, table, following[previous])
             if column < 0:
                 continue
             following[previous] = column

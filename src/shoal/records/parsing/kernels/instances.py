@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.records.parsing.kernels.caching import compiled, inlined
+from shoal.records.parsing.kernels.memory import fixed32, fixed64, memory
 from shoal.records.parsing.kernels.wire import (
     BYTES,
     FIXED64,
@@ -20,12 +22,9 @@ from shoal.records.parsing.kernels.wire import (
     VARINT,
     WIRES,
     WRONG_KIND,
-    compiled,
     field_count,
     find_name,
-    fixed32,
-    fixed64,
-    inlined,
+    names_of,
     nested_count,
     next_field,
     packed_count,
@@ -89,13 +88,15 @@ def _instance_values(buf: Any, lo: int, hi: int, orders: Any, column: int, chunk
 
 @compiled
 def index_instances(
-    buf: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, orders: Any, taken: Any,
+    data: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, orders: Any, taken: Any,
     spans: Any, weights: Any, status: Any, details: Any,
 ) -> None:  # fmt: skip
     """The same for Instances. After label and line id comes one more line: where the flat ids are.
 
     `orders` lists the fields that each column takes, `taken` has a bit for each of them. Both are zero for flat ids.
     """
+    buf = memory(data)
+    table = names_of(names, splits, buckets)
     columns = len(splits) - 1
     following = np.full(columns + 1, -1, np.int64)
     chunks = np.zeros((10, 3), np.int64)
@@ -116,7 +117,7 @@ def index_instances(
                     if name_hi < 0:
                         status[row] = ODD
                         break
-                column = find_name(buf, name_lo, name_hi, names, splits, buckets, following[previous])
+                column = find_name(buf, name_lo, name_hi, table, following[previous])
                 if column < 0:
                     continue
                 following[previous] = column
@@ -186,8 +187,9 @@ def _name_of(buf: Any, lo: int, hi: int) -> Any:
 
 
 @compiled
-def count_slots(buf: Any, spans: Any, slots: Any) -> None:
+def count_slots(data: Any, spans: Any, slots: Any) -> None:
     """How many flat ids of each row each column has; `slots` says which column a slot is."""
+    buf = memory(data)
     flat = spans.shape[1] - 1
     for row in range(len(spans)):
         for at in range(spans[row, flat, 1], spans[row, flat, 2], 8):
@@ -197,8 +199,9 @@ def count_slots(buf: Any, spans: Any, slots: Any) -> None:
 
 
 @compiled
-def fill_slots(buf: Any, spans: Any, slots: Any, places: Any, limits: Any, out: Any) -> None:
+def fill_slots(data: Any, spans: Any, slots: Any, places: Any, limits: Any, out: Any) -> None:
     """The flat ids of every column that has a slot, as ids of version 2. See `fill_rows` for the arguments."""
+    buf = memory(data)
     flat = spans.shape[1] - 1
     filled = np.zeros(len(places), np.int64)
     for row in range(len(spans)):
@@ -221,9 +224,10 @@ def fill_slots(buf: Any, spans: Any, slots: Any, places: Any, limits: Any, out: 
 
 @compiled
 def index_line_ids(
-    buf: Any, los: Any, his: Any, fields: Any, wires: Any, raw: Any, begins: Any, ends: Any, status: Any
+    data: Any, los: Any, his: Any, fields: Any, wires: Any, raw: Any, begins: Any, ends: Any, status: Any
 ) -> None:
     """The single fields of line ids: numbers as bits, texts by where they are. `fields` says which line each fills."""
+    buf = memory(data)
     for row in range(len(los)):
         hi = his[row]
         at = los[row]
@@ -246,8 +250,9 @@ def index_line_ids(
 
 
 @compiled
-def count_field(buf: Any, los: Any, his: Any, number: int, kind: int, counts: Any, status: Any) -> None:
+def count_field(data: Any, los: Any, his: Any, number: int, kind: int, counts: Any, status: Any) -> None:
     """How many values one field of each message has."""
+    buf = memory(data)
     for row in range(len(los)):
         count = field_count(buf, los[row], his[row], number, kind)
         if count < 0:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.records.parsing.kernels.wire import compiled, fixed64, inlined
+from shoal.records.parsing.kernels.caching import compiled, inlined
+from shoal.records.parsing.kernels.memory import byte, double_bits, fixed64, memory
 
 # What a column of the file is for. Of a text the place is noted: where it begins, times 2^32, and where it ends.
 SKIP, TEXT, INT, UINT, FLOAT = 0, 1, 2, 3, 4
@@ -30,7 +31,7 @@ _HIGH_BITS = np.uint64(0x8080808080808080)
 @inlined
 def _digits(data: Any, at: Any, value: Any) -> Any:
     """The digits from a place on, behind those of a value; and where they end: negative when they are too many."""
-    while at + 8 <= len(data):
+    while at + 8 <= data[1]:
         eight = fixed64(data, at) ^ np.uint64(0x3030303030303030)
         # The high bit of the first byte that is no digit; bytes behind it may be wrong, and do not count.
         others = ((eight + np.uint64(0x7676767676767676)) | eight) & _HIGH_BITS
@@ -53,7 +54,7 @@ def _digits(data: Any, at: Any, value: Any) -> Any:
             return value, at
     # The last line ends with a newline, so this ends.
     while True:
-        digit = np.uint64(data[np.uint64(at)]) - np.uint64(_ZERO)
+        digit = np.uint64(byte(data, at) - _ZERO)
         if digit > 9:
             return value, at
         if value >= _PLACE_FOR[1]:
@@ -63,24 +64,23 @@ def _digits(data: Any, at: Any, value: Any) -> Any:
 
 
 @inlined
-def _whole(data: Any, at: int, out: Any, place: int) -> Any:
-    """A whole number; where it ends, negative when it needs a closer look."""
-    negative = data[np.uint64(at)] == _MINUS
+def _whole(data: Any, at: int) -> Any:
+    """A whole number, and where it ends, negative when it needs a closer look."""
+    negative = byte(data, at) == _MINUS
     begin = at + 1 if negative else at
     value, at = _digits(data, begin, np.uint64(0))
     if at <= begin or value > np.uint64(0x7FFFFFFFFFFFFFFF):
-        return -1
-    out[np.uint64(place)] = -np.int64(value) if negative else np.int64(value)
-    return at
+        return np.int64(0), -1
+    return (-np.int64(value) if negative else np.int64(value)), at
 
 
 @inlined
 def _exponent(data: Any, at: int) -> Any:
     """The power of ten behind an `e`, and where it ends; negative when it needs a closer look."""
-    if (data[np.uint64(at)] | 0x20) != 101:
+    if (byte(data, at) | 0x20) != 101:
         return np.int64(0), at
     at += 1
-    sign = data[np.uint64(at)]
+    sign = byte(data, at)
     if sign in (43, _MINUS):
         at += 1
     power, end = _digits(data, at, np.uint64(0))
@@ -90,113 +90,93 @@ def _exponent(data: Any, at: int) -> Any:
 
 
 @inlined
-def _real(data: Any, at: int, bits: Any, out: Any, place: int) -> Any:
-    """A number that will be a 32-bit float; where it ends, negative when it needs a closer look.
+def _real(data: Any, at: int) -> Any:
+    """The bits of a number that will be a 32-bit float, and where it ends, negative when it needs a closer look.
 
-    The double that is written may be off by two units of its last place. It is refused where that could change how it
-    is rounded to 32 bits: next to the middle of two floats. `bits` is the same memory as `out`.
+    The double may be off by two units of its last place. It is refused where that could change how it is rounded to 32
+    bits: next to the middle of two floats.
     """
-    negative = data[np.uint64(at)] == _MINUS
+    negative = byte(data, at) == _MINUS
     begin = at + 1 if negative else at
     value, at = _digits(data, begin, np.uint64(0))
     if at <= begin:
-        return -1
+        return np.int64(0), -1
     power: Any = np.int64(0)
-    if data[np.uint64(at)] == _POINT:
+    if byte(data, at) == _POINT:
         begin = at + 1
         value, at = _digits(data, begin, value)
         if at <= begin:
-            return -1
+            return np.int64(0), -1
         power = begin - at
     exponent, at = _exponent(data, at)
     power += exponent
     if at < 0 or power < -22 or power > 22:
-        return -1
+        return np.int64(0), -1
     made = np.float64(value)
     made = made / _EXACT[np.uint64(-power)] if power < 0 else made * _EXACT[np.uint64(power)]
     if value != 0 and (made < 1.2e-38 or made > 3.4e38):
-        return -1
-    out[np.uint64(place)] = -made if negative else made
+        return np.int64(0), -1
+    bits = double_bits(-made if negative else made)
     exact = power == 0 and value < np.uint64(1 << 53)
-    off = (bits[np.uint64(place)] & 0x1FFFFFFF) - 0x10000000
-    return -1 if -4 <= off <= 4 and not exact else at
+    off = (bits & 0x1FFFFFFF) - 0x10000000
+    return bits, (-1 if -4 <= off <= 4 and not exact else at)
 
 
 @inlined
 def _text_end(data: Any, at: int, delimiter: int, quoted: bool) -> int:
     """Where the text of a cell ends; negative when it needs a closer look."""
     while True:
-        byte = data[np.uint64(at)]
-        if byte == _QUOTE:
+        found = byte(data, at)
+        if found == _QUOTE:
             return at if quoted else -1
-        if byte == _NEWLINE:
+        if found == _NEWLINE:
             return -1 if quoted else at
-        if byte == _RETURN:
-            return at if not quoted and data[np.uint64(at + 1)] == _NEWLINE else -1
-        if byte == delimiter and not quoted:
+        if found == _RETURN:
+            return at if not quoted and byte(data, at + 1) == _NEWLINE else -1
+        if found == delimiter and not quoted:
             return at
         at += 1
 
 
-@inlined
-def _values(data: Any, at: int, kind: int, separator: int, size: int, bits: Any, out: Any, place: int) -> Any:
-    """The numbers of a cell; where they end, negative when they need a closer look, and the place behind the last."""
-    first = place
-    while True:
-        if place >= len(bits):
-            return -1, place
-        if kind == FLOAT:
-            at = _real(data, at, bits, out, place)
-        elif kind == UINT and data[np.uint64(at)] == _MINUS:
-            return -1, place
-        else:
-            at = _whole(data, at, bits, place)
-        place += 1
-        if at < 0 or data[np.uint64(at)] != separator or place - first == size:
-            break
-        at += 1
-    return (at if size in (-1, place - first) else -1), place
-
-
 @compiled
 def scan_lines(
-    data: Any, delimiter: int, separator: int, kinds: Any, sizes: Any, bits: Any, reals: Any, ends: Any, counts: Any
+    lines: Any, delimiter: int, separator: int, kinds: Any, sizes: Any, bits: Any, ends: Any, counts: Any
 ) -> Any:
     """Read every cell of some lines, the last of which ends with a newline.
 
     Args:
-        data: the lines.
+        lines: the bytes.
         delimiter: between cells.
         separator: between the values of a cell.
         kinds: what each column of the file is for.
         sizes: how many values a cell of it has; -1: any number, 0 as well.
-        bits: takes the values: whole numbers, and places of texts.
-        reals: the same memory, for numbers with a point.
+        bits: takes the values: whole numbers, doubles as they are in memory, and places of texts.
         ends: takes the place behind the last value of each cell, line after line.
         counts: takes how many values each column has.
 
     Returns:
         How many rows there are; negative when some line needs a closer look.
     """
+    data = memory(lines)
     at = np.int64(0)
     row = np.int64(0)
     place = np.int64(0)
     cell = np.int64(0)
     columns = len(kinds)
-    while at < len(data):
-        if data[np.uint64(at)] == _NEWLINE:
+    while at < data[1]:
+        if byte(data, at) == _NEWLINE:
             at += 1
             continue
-        if data[np.uint64(at)] == _RETURN and data[np.uint64(at + 1)] == _NEWLINE:
+        if byte(data, at) == _RETURN and byte(data, at + 1) == _NEWLINE:
             at += 2
             continue
         for column in range(columns):
             kind = kinds[column]
-            quoted = data[np.uint64(at)] == _QUOTE
+            quoted = byte(data, at) == _QUOTE
             if quoted:
                 at += 1
             first = place
-            byte = data[np.uint64(at)]
+            following = byte(data, at)
             if kind <= TEXT:
                 begin = at
                 at = _text_end(data, at, delimiter, quoted)
@@ -205,28 +185,40 @@ def scan_lines(
                         return -1
                     bits[np.uint64(place)] = (begin << 32) | at
                     place += 1
-            elif byte not in (delimiter, _NEWLINE, _RETURN) and not (quoted and byte == _QUOTE):
-                at, place = _values(data, at, kind, separator, sizes[column], bits, reals, place)
+            elif following not in (delimiter, _NEWLINE, _RETURN) and not (quoted and following == _QUOTE):
+                while place < len(bits):
+                    if kind == FLOAT:
+                        bits[np.uint64(place)], at = _real(data, at)
+                    elif kind == UINT and byte(data, at) == _MINUS:
+                        return -1
+                    else:
+                        bits[np.uint64(place)], at = _whole(data, at)
+                    place += 1
+                    if at < 0 or byte(data, at) != separator or place - first == sizes[column]:
+                        break
+                    at += 1
+                if sizes[column] not in (-1, place - first):
+                    return -1
             elif sizes[column] >= 0:
                 return -1
             if at < 0:
                 return -1
             if quoted:
-                if data[np.uint64(at)] != _QUOTE:
+                if byte(data, at) != _QUOTE:
                     return -1
                 at += 1
             ends[np.uint64(cell)] = place
             counts[np.uint64(column)] += place - first
             cell += 1
-            byte = data[np.uint64(at)]
+            following = byte(data, at)
             if column < columns - 1:
-                if byte != delimiter:
+                if following != delimiter:
                     return -1
-            elif byte == _RETURN:
+            elif following == _RETURN:
                 at += 1
-                if data[np.uint64(at)] != _NEWLINE:
+                if byte(data, at) != _NEWLINE:
                     return -1
-            elif byte != _NEWLINE:
+            elif following != _NEWLINE:
                 return -1
             at += 1
         row += 1

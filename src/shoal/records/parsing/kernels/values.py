@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.records.parsing.kernels.caching import compiled
+from shoal.records.parsing.kernels.memory import double_of, fixed32, fixed64, float_bits, memory
 from shoal.records.parsing.kernels.wire import (
     FIXED64,
     FLOAT,
@@ -17,9 +19,6 @@ from shoal.records.parsing.kernels.wire import (
     V1,
     VARINT,
     WIRES,
-    compiled,
-    fixed32,
-    fixed64,
     next_field,
     varint,
 )
@@ -52,12 +51,8 @@ def _one_part(buf: Any, lo: int, hi: int, kind: int, v1: bool, ints: Any, floats
             place += 1
             at += 4
     else:
-        bits = np.zeros(1, np.uint64)
-        single = np.zeros(1, np.float32)
         while at < hi and place < end:
-            bits[0] = fixed64(buf, at)
-            single[0] = np.float32(bits.view(np.float64)[0])
-            floats[place] = single.view(np.uint32)[0]
+            floats[place] = float_bits(np.float32(double_of(fixed64(buf, at))))
             place += 1
             at += 8
     return place
@@ -86,17 +81,18 @@ def _all_parts(buf: Any, code: int, lo: int, hi: int, ints: Any, floats: Any, pl
 
 
 @compiled
-def fill_rows(buf: Any, spans: Any, places: Any, limits: Any, ints: Any, floats: Any) -> None:
+def fill_rows(data: Any, spans: Any, places: Any, limits: Any, ints: Any, floats: Any) -> None:
     """Copy the values of all columns, row by row.
 
     Args:
-        buf: the records.
+        data: the records.
         spans: where the values are, by row and column.
         places: where the values of each column go in `ints` or `floats`; negative for those that go nowhere.
         limits: exactly so many values in each row of a column, which were zeros before; 0: as many as there are.
         ints: the values of columns of ids and whole numbers.
         floats: the values of columns of numbers, as bits.
     """
+    buf = memory(data)
     for row in range(len(spans)):
         for column in range(len(places)):
             place = places[column]
@@ -127,8 +123,9 @@ def fill_rows(buf: Any, spans: Any, places: Any, limits: Any, ints: Any, floats:
 
 
 @compiled
-def fill_column(buf: Any, spans: Any, limit: int, ints: Any, floats: Any) -> None:
+def fill_column(data: Any, spans: Any, limit: int, ints: Any, floats: Any) -> None:
     """The same for one column, whose spans are by row."""
+    buf = memory(data)
     place = 0
     for row in range(len(spans)):
         count = spans[row, 3]
@@ -152,8 +149,9 @@ def fill_column(buf: Any, spans: Any, limit: int, ints: Any, floats: Any) -> Non
 
 
 @compiled
-def find_bytes(buf: Any, spans: Any, begins: Any, ends: Any) -> None:
+def find_bytes(data: Any, spans: Any, begins: Any, ends: Any) -> None:
     """Where each value of a column of bytes is."""
+    buf = memory(data)
     place = 0
     for row in range(len(spans)):
         if spans[row, 3] == 0:

@@ -17,17 +17,12 @@ Called by the kernels beside it.
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 import numpy as np
-from numba import njit
-from numba.core import event
 
-from shoal.records.parsing.kernels.caching import keep
-
-_log = logging.getLogger(__name__)
+from shoal.records.parsing.kernels.caching import compiled, inlined
+from shoal.records.parsing.kernels.memory import byte, entry, fixed64, memory
 
 # The types of values.
 FIXED64, FLOAT, DOUBLE, VARINT, BYTES = 0, 1, 2, 3, 4
@@ -42,45 +37,16 @@ GOOD, ODD, WRONG_KIND, WRONG_COUNT = 0, 1, 2, 3
 WIRES = np.array([1, 5, 1, 0, 2], np.int64)
 
 
-class _Announcer(event.Listener):
-    """Says when a kernel of records is compiled, because it was not in the cache. numba calls it for every function."""
-
-    def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith(__package__):
-            _announce()
-
-    def on_end(self, event: Any) -> None:
-        """Nothing follows."""
-
-
-@functools.cache
-def _announce() -> None:
-    _log.info("compiling kernels that parse records, which is done once; `shoal warmup` does it ahead of time")
-
-
-event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
-
-
-def compiled(function: Any) -> Any:
-    """Compile once, keep the result on disk, and let other threads run meanwhile."""
-    return keep(njit(nogil=True)(function))
-
-
-def inlined(function: Any) -> Any:
-    """The same for a small function that kernels call in their loops, where a call costs more than the work."""
-    return keep(njit(nogil=True, forceinline=True)(function))
-
-
 @compiled
 def varint(buf: Any, at: int, end: int) -> Any:
     """A number and where it ends; the latter is negative for one that is cut off or too long."""
     value = np.uint64(0)
     shift = np.uint64(0)
     while at < end and shift < np.uint64(70):
-        byte = np.uint64(buf[np.uint64(at)])
+        next_byte = np.uint64(byte(buf, at))
         at += 1
-        value |= (byte & np.uint64(0x7F)) << shift
-        if byte < np.uint64(0x80):
+        value |= (next_byte & np.uint64(0x7F)) << shift
+        if next_byte < np.uint64(0x80):
             return value, at
         shift += np.uint64(7)
     return value, -1
@@ -89,7 +55,7 @@ def varint(buf: Any, at: int, end: int) -> Any:
 @inlined
 def next_field(buf: Any, at: int, end: int) -> Any:
     """The next field: its number, its wire type, and where its content begins and ends. A negative end: odd."""
-    tag = np.int64(buf[np.uint64(at)])
+    tag = byte(buf, at)
     at += 1
     if tag >= 0x80:  # the rest of a longer one
         more, at = varint(buf, at, end)
@@ -103,7 +69,7 @@ def next_field(buf: Any, at: int, end: int) -> Any:
     if kind == 2:
         if at >= end:
             return 0, 0, 0, -1
-        size = np.int64(buf[np.uint64(at)])
+        size = byte(buf, at)
         at += 1
         if size >= 0x80:
             more, at = varint(buf, at, end)
@@ -124,35 +90,6 @@ def next_field(buf: Any, at: int, end: int) -> Any:
 
 
 @inlined
-def fixed32(buf: Any, at: int) -> Any:
-    """Four bytes as a number."""
-    # Written out, and with places that cannot be negative, so that it becomes one load.
-    place = np.uint64(at)
-    return (
-        np.uint32(buf[place])
-        | np.uint32(buf[place + np.uint64(1)]) << np.uint32(8)
-        | np.uint32(buf[place + np.uint64(2)]) << np.uint32(16)
-        | np.uint32(buf[place + np.uint64(3)]) << np.uint32(24)
-    )
-
-
-@inlined
-def fixed64(buf: Any, at: int) -> Any:
-    """Eight bytes as a number."""
-    place = np.uint64(at)
-    return (
-        np.uint64(buf[place])
-        | np.uint64(buf[place + np.uint64(1)]) << np.uint64(8)
-        | np.uint64(buf[place + np.uint64(2)]) << np.uint64(16)
-        | np.uint64(buf[place + np.uint64(3)]) << np.uint64(24)
-        | np.uint64(buf[place + np.uint64(4)]) << np.uint64(32)
-        | np.uint64(buf[place + np.uint64(5)]) << np.uint64(40)
-        | np.uint64(buf[place + np.uint64(6)]) << np.uint64(48)
-        | np.uint64(buf[place + np.uint64(7)]) << np.uint64(56)
-    )
-
-
-@inlined
 def packed_count(buf: Any, lo: int, hi: int, kind: int) -> int:
     """How many values are packed there; negative when they do not fit."""
     if kind in (FIXED64, DOUBLE):
@@ -163,7 +100,7 @@ def packed_count(buf: Any, lo: int, hi: int, kind: int) -> int:
     run = 0
     for at in range(lo, hi):
         run += 1
-        if buf[np.uint64(at)] < 0x80:
+        if byte(buf, at) < 0x80:
             count += 1
             run = 0
         elif run >= 10:
@@ -224,12 +161,24 @@ def list_values(buf: Any, lo: int, hi: int, kind: int) -> Any:
 # Names of columns
 
 
-@compiled
+@inlined
 def _hash(buf: Any, lo: int, hi: int) -> Any:
-    value = np.uint64(0xCBF29CE484222325)
-    for at in range(lo, hi):
-        value = (value ^ np.uint64(buf[np.uint64(at)])) * np.uint64(0x100000001B3)
-    return value ^ (value >> np.uint64(29))
+    value = np.uint64(hi - lo)
+    at = lo
+    while at < hi:
+        # The last eight bytes may have been read before; a shorter name is read byte by byte.
+        if at + 8 <= hi:
+            piece = fixed64(buf, at)
+            at += 8
+        elif hi - lo >= 8:
+            piece = fixed64(buf, hi - 8)
+            at = hi
+        else:
+            piece = np.uint64(byte(buf, at))
+            at += 1
+        value = (value ^ piece) * np.uint64(0x9E3779B97F4A7C15)
+        value ^= value >> np.uint64(32)
+    return value
 
 
 @inlined
@@ -245,7 +194,7 @@ def _is_name(buf: Any, lo: int, hi: int, names: Any, begin: int, end: int) -> An
             at += 8
         return fixed64(buf, hi - 8) == fixed64(names, end - 8)
     while at < size:
-        if buf[np.uint64(lo + at)] != names[np.uint64(begin + at)]:
+        if byte(buf, lo + at) != byte(names, begin + at):
             return False
         at += 1
     return True
@@ -256,25 +205,37 @@ def fill_buckets(names: Any, splits: Any, buckets: Any) -> None:
     """Put the names into an open table, whose size is a power of two and more than twice their number."""
     mask = np.uint64(len(buckets) - 1)
     for index in range(len(splits) - 1):
-        place = _hash(names, splits[index], splits[index + 1]) & mask
+        place = _hash(memory(names), splits[index], splits[index + 1]) & mask
         while buckets[place] >= 0:
             place = (place + np.uint64(1)) & mask
         buckets[place] = index
 
 
 @inlined
-def find_name(buf: Any, lo: int, hi: int, names: Any, splits: Any, buckets: Any, guess: int) -> Any:
-    """The number of the column with this name; negative when there is none. The guess is looked at first."""
-    if guess >= 0 and _is_name(buf, lo, hi, names, splits[guess], splits[guess + 1]):
-        return guess
-    mask = np.uint64(len(buckets) - 1)
+def names_of(names: Any, splits: Any, buckets: Any) -> Any:
+    """The names of columns, where each begins, and the table that `fill_buckets` made, for `find_name`."""
+    return memory(names), memory(splits), memory(buckets)
+
+
+@compiled
+def _look_up(buf: Any, lo: int, hi: int, table: Any) -> Any:
+    names, splits, buckets = table
+    mask = np.uint64((buckets[1] >> 3) - 1)
     place = _hash(buf, lo, hi) & mask
-    while buckets[place] >= 0:
-        index = buckets[place]
-        if _is_name(buf, lo, hi, names, splits[index], splits[index + 1]):
+    while True:
+        index = entry(buckets, place)
+        if index < 0 or _is_name(buf, lo, hi, names, entry(splits, index), entry(splits, index + 1)):
             return index
         place = (place + np.uint64(1)) & mask
-    return -1
+
+
+@inlined
+def find_name(buf: Any, lo: int, hi: int, table: Any, guess: int) -> Any:
+    """The number of the column with this name; negative when there is none. The guess is looked at first."""
+    names, splits, _ = table
+    if guess >= 0 and _is_name(buf, lo, hi, names, entry(splits, guess), entry(splits, guess + 1)):
+        return guess
+    return _look_up(buf, lo, hi, table)
 
 
 # ---------------------------------------------------------------------------------------------------------
