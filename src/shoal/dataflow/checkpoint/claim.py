@@ -7,8 +7,8 @@ The claim is a lock on a file beside the checkpoints. The kernel lets go of it w
 so the next one never waits for a dead one. An object store has no such lock: there the last coordinator to write its
 token into the job's record owns the job, and every commit of another one is refused (`Claim.check`).
 
-The record is `commits.json`: the incarnation of the job, the epoch, and the checkpoint through which all sinks have
-committed. Called by `shoal.dataflow.checkpoint.start` and by the coordinator.
+The record is `commits.json`: the incarnation of the job, the epoch, the checkpoint through which all sinks have
+committed, and where the job was last rolled back to. Called by `shoal.dataflow.checkpoint.start` and the coordinator.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shoal.core import files
 from shoal.core.disk.locks import FileLock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError
+from shoal.dataflow.checkpoint.records import Branch
 from shoal.dataflow.language.failures import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,14 @@ class JobRecord:
     through: int | None
     #: Which claim it is.
     token: str = ""
+    #: What the job was last rolled back to, and the highest number of a checkpoint until then.
+    base: int | None = None
+    highest: int = 0
+
+    @property
+    def branch(self) -> Branch:
+        """The checkpoints that count."""
+        return Branch(self.incarnation, self.base, self.highest)
 
 
 class JobRunsError(PreconditionError):
@@ -77,9 +86,13 @@ class Claim:
                 job=self._job,
             )
 
-    def begin_incarnation(self, incarnation: int) -> None:
-        """The job starts from the beginning: a new life, in which nothing was committed."""
-        self._write(replace(self._record, incarnation=incarnation, through=0))
+    def roll_back(self, base: int, highest: int, *, incarnation: int | None = None) -> None:
+        """The job goes back to a checkpoint, and those up to `highest` no longer count. Durable when this returns.
+
+        With an incarnation it begins a new life, in which nothing was committed.
+        """
+        record = replace(self._record, base=base, highest=highest)
+        self._write(record if incarnation is None else replace(record, incarnation=incarnation, through=0))
 
     def note_committed(self, checkpoint: int) -> None:
         """Every sink has committed this checkpoint and those before it. Durable when this returns."""
@@ -99,6 +112,8 @@ class Claim:
             "term": record.epoch,
             "through": record.through,
             "token": record.token,
+            "base": record.base,
+            "highest": record.highest,
         }
         files.write_atomic(self._path, json.dumps(content).encode())
         self._record = record
@@ -173,11 +188,12 @@ def _read(path: str, job: str) -> JobRecord | None:
         content: Any = json.loads(files.read_bytes(path))
         found = (content["format"], content["job"])
         record = JobRecord(content["incarnation"], content["term"], content["through"], content["token"])
+        record = replace(record, base=content.get("base"), highest=content.get("highest", 0))
     except NotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", hint=_hint(path)) from error
-    counts = (record.incarnation, record.epoch, 0 if record.through is None else record.through)
+    counts = (record.incarnation, record.epoch, record.through or 0, record.base or 0, record.highest)
     if found != (_FORMAT, job) or not all(_is_count(each) for each in counts) or not isinstance(record.token, str):
         raise CheckpointError(f"{path} is not the record of job {job!r} in format {_FORMAT}", hint=_hint(path))
     return record

@@ -31,6 +31,32 @@ class Checkpoint:
     states: Mapping[str, Sequence[tuple[int, StepState]]]
     #: The files that it needs, by name.
     handles: Mapping[str, FileHandle] = field(default_factory=dict)
+    #: The life of the job that wrote it. None: a version wrote it that did not say.
+    incarnation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The checkpoints that a job may go on from without being asked.
+
+    A rollback begins a new branch at its `base`. Checkpoints between the base and the highest number that was used
+    before belong to the branch that was left: no search finds them.
+    """
+
+    incarnation: int = 0
+    #: What the job was last rolled back to, 0 for the beginning. None: it never was.
+    base: int | None = None
+    #: The highest number that was used when it was.
+    highest: int = 0
+
+    def has(self, number: int) -> bool:
+        """Whether a checkpoint with this number is of the branch."""
+        return number > self.highest or number == self.base
+
+    def is_foreign(self, number: int, incarnation: int | None) -> bool:
+        """Whether a later checkpoint was written by another life of the job. None is one that does not say."""
+        known = incarnation is not None and self.incarnation != 0
+        return known and number > self.highest and incarnation != self.incarnation
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,13 @@ class StartFacts:
     #: Those that were passed over on the way to it: why each cannot be read.
     damaged: Mapping[int, str]
     sinks: Sequence[SinkFacts] = ()
+    #: Where the job was last rolled back to, and the highest number until then; see `records.Branch`.
+    base: int | None = None
+    highest: int = 0
+
+    def accepted_through(self, target: int) -> int:
+        """Through which checkpoint sinks may be ahead of the target. Whoever rolled the job back accepted that."""
+        return self.highest if target == self.base else target
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,8 @@ class Choice:
     checkpoint: int
     #: Through which checkpoint each subtask of each sink has committed, by the sink's uid.
     committed: Mapping[str, Mapping[int, int]]
+    #: It goes back behind what sinks have committed, or to where somebody asked. That has to be written down.
+    is_rollback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +103,12 @@ def choose(facts: StartFacts, request: StartRequest) -> Choice | Refusal:
     if not target and request.from_checkpoint != 0 and (facts.damaged or request.from_checkpoint):
         return _unreadable(facts, request.from_checkpoint)
     committed = {sink.uid: {task: _committed(facts, sink, task) for task in sink.markers} for sink in facts.sinks}
+    refusal = _foreign(facts, target) or _passed_over(facts, committed, target)
     if not request.accept_duplicates:
-        refusal = _foreign(facts) or _passed_over(facts, committed, target) or _in_doubt(facts, target)
+        refusal = refusal or _in_doubt(facts, target)
         if refusal is not None:
             return refusal
-    return Choice(target, committed)
+    return Choice(target, committed, is_rollback=request.from_checkpoint is not None or refusal is not None)
 
 
 def _committed(facts: StartFacts, sink: SinkFacts, task: int) -> int:
@@ -122,13 +132,17 @@ def _unreadable(facts: StartFacts, asked: int | None) -> Refusal:
     )
 
 
-def _foreign(facts: StartFacts) -> Refusal | None:
-    """Sinks that hold output of another life of the job, whose checkpoints are not here."""
+def _foreign(facts: StartFacts, target: int) -> Refusal | None:
+    """Sinks that hold output of another life of the job, whose checkpoints are not here.
+
+    A start that was accepted may have died before it had written the markers of the new life.
+    """
+    accepted = facts.highest if target == facts.base else 0
     found = {
         (sink.label, marker.incarnation): max(marker.checkpoint, 0)
         for sink in facts.sinks
         for marker in sink.markers.values()
-        if marker is not None and marker.incarnation != facts.incarnation and marker.checkpoint
+        if marker is not None and marker.incarnation != facts.incarnation and marker.checkpoint > accepted
     }
     if not found:
         return None
@@ -143,7 +157,9 @@ def _foreign(facts: StartFacts) -> Refusal | None:
 def _passed_over(facts: StartFacts, committed: Mapping[str, Mapping[int, int]], target: int) -> Refusal | None:
     """Sinks that have committed more than the checkpoint to go on from."""
     ahead = {
-        sink.label: most for sink in facts.sinks if (most := max(committed[sink.uid].values(), default=0)) > target
+        sink.label: most
+        for sink in facts.sinks
+        if (most := max(committed[sink.uid].values(), default=0)) > facts.accepted_through(target)
     }
     if not ahead:
         return None

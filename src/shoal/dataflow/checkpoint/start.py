@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.core import files
 from shoal.core.clock import Clock
@@ -76,11 +76,11 @@ def start_job(
         history = storage.begin(layout)
         for sink in sinks:
             start.open(sink, history, clock)
-        found = start.recover(layout, stateful, chance)
+        found, highest = start.recover(layout, stateful, chance, history.highest)
     except BaseException:
         StartedJob(claim, storage, History(0, {}), None, start.committers).release()
         raise
-    return StartedJob(claim, storage, history, found, start.committers)
+    return StartedJob(claim, storage, replace(history, highest=highest), found, start.committers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,17 @@ class _Start:
             self.committers[sink.uid] = committer
             self.labels[sink.uid] = f"{sink.connector.label} (sink {sink.uid!r})"
 
-    def recover(self, layout: Layout, stateful: frozenset[str], entropy: Entropy) -> Checkpoint | None:
-        """Fence, choose, and make visible what the chosen checkpoint had prepared."""
+    def recover(
+        self, layout: Layout, stateful: frozenset[str], entropy: Entropy, highest: int
+    ) -> tuple[Checkpoint | None, int]:
+        """Fence, choose, and make visible what the chosen checkpoint had prepared.
+
+        Returns the checkpoint and the highest number that was ever used.
+        """
         markers = {uid: committer.fence() for uid, committer in self.committers.items()}
         reach("dataflow.start.fenced")
         asked = self.settings.from_checkpoint
+        self.storage.follow(self.claim.record.branch)
         search = self.storage.search(asked)
         found = search.checkpoint
         choice = self._choose(markers, found, search.damaged)
@@ -130,8 +136,11 @@ class _Start:
                 allow_missing=self.settings.allow_missing_state,
                 allow_unknown=self.settings.allow_unknown_state,
             )
-        elif asked == 0:
-            self.claim.begin_incarnation(draw_incarnation(entropy))
+        highest = max(highest, self._highest_known(markers))
+        if choice.is_rollback:
+            incarnation = draw_incarnation(entropy) if asked == 0 else None
+            self.claim.roll_back(choice.checkpoint, highest, incarnation=incarnation)
+            self.storage.follow(self.claim.record.branch)
         reach("dataflow.recover.before")
         for uid, committer in self.committers.items():
             committer.recover(self._recovery(uid, checkpoint, choice))
@@ -143,7 +152,13 @@ class _Start:
                 log.warning(
                     "job %s: the commit of checkpoint %d is not recorded: %s", self.job, checkpoint.number, error
                 )
-        return checkpoint
+        return checkpoint, highest
+
+    def _highest_known(self, markers: Mapping[str, Mapping[int, Marker | None]]) -> int:
+        """The highest number that a sink, or the record, says was used. Its checkpoint may be lost."""
+        record = self.claim.record
+        found = [marker.checkpoint for each in markers.values() for marker in each.values() if marker is not None]
+        return max(record.through or 0, record.highest, *found, 0)
 
     def _choose(
         self, markers: Mapping[str, Mapping[int, Marker | None]], found: Checkpoint | None, damaged: Mapping[int, str]
@@ -167,6 +182,8 @@ class _Start:
                 )
                 for uid in markers
             ],
+            base=self.claim.record.base,
+            highest=self.claim.record.highest,
         )
         # Where rows may come twice anyway, nobody has to accept it.
         accepted = settings.accept_duplicates or not settings.exactly_once

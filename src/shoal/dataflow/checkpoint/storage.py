@@ -20,7 +20,7 @@ from shoal.core import files
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
-from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout, Search
+from shoal.dataflow.checkpoint.records import Branch, Checkpoint, History, Layout, Search
 from shoal.dataflow.checkpoint.statestore import StateStore, is_file_name, number_of
 from shoal.dataflow.language.failures import CheckpointError
 
@@ -45,6 +45,11 @@ class CheckpointStorage:
         self._store = StateStore(self._base)
         #: The files that each complete checkpoint needs, as far as it was read or written here.
         self._needed: dict[int, frozenset[str]] = {}
+        self._branch = Branch()
+
+    def follow(self, branch: Branch) -> None:
+        """Find and keep the checkpoints of this branch only, and write new ones for it."""
+        self._branch = branch
 
     @property
     def job(self) -> str:
@@ -64,6 +69,7 @@ class CheckpointStorage:
             "format": FORMAT,
             "job": self._job,
             "checkpoint": checkpoint,
+            "incarnation": self._branch.incarnation,
             "key_groups": layout.key_groups,
             "operators": dict(layout.kinds),
             "files": needed,
@@ -99,7 +105,9 @@ class CheckpointStorage:
         except ShoalError as error:
             log.warning("old checkpoints of job %s cannot be listed, and stay for now: %s", self._job, error)
             return
-        kept = set(complete[-self._keep :])
+        # Those of a branch that was left stay until there are enough of the new one.
+        counted = [number for number in complete if self._branch.has(number)]
+        kept = set(counted[-self._keep :] if len(counted) >= self._keep else complete)
         kept |= {number for number in complete if number not in kept and self._is_savepoint(number)}
         for number in numbers:
             if number not in kept:
@@ -146,19 +154,27 @@ class CheckpointStorage:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def search(self, number: int | None = None) -> Search:
-        """The newest that is whole, and those passed over on the way to it; or the one with this number alone."""
+        """The newest that is whole, and those passed over on the way to it; or the one with this number alone.
+
+        Without a number only those of the branch that the job follows are looked at.
+        """
         damaged: dict[int, str] = {}
         for each in reversed(self._numbers()):
-            if number is not None and each != number:
+            if not self._branch.has(each) if number is None else each != number:
                 continue
             try:
-                return Search(self._read(each), damaged)
+                found = self._read(each)
+                if number is None and self._branch.is_foreign(each, found.incarnation):
+                    continue
+                return Search(found, damaged)
             except NotFoundError:
                 continue  # it was never complete
             except _WrongFormatError:
                 raise
             except CheckpointError as error:
                 damaged[each] = str(error)
+        if number is None and self._branch.base and self._branch.base not in damaged:
+            damaged[self._branch.base] = "it is gone"
         return Search(None, damaged)
 
     def is_empty(self) -> bool:
@@ -217,7 +233,8 @@ class CheckpointStorage:
             for uid in shared | chains:
                 state = StepState(shared.get(uid, b""), chains.get(uid, ()))
                 states.setdefault(uid, []).append((task["subtask"], state))
-        return Checkpoint(number, manifest["key_groups"], manifest["operators"], states, handles)
+        incarnation = manifest.get("incarnation")
+        return Checkpoint(number, manifest["key_groups"], manifest["operators"], states, handles, incarnation)
 
     def _read_manifest(self, directory: str, number: int) -> dict[str, Any]:
         try:
@@ -227,6 +244,7 @@ class CheckpointStorage:
                 raise _WrongFormatError(found[0], number, self._job)
             complete = (
                 _is_count(manifest["key_groups"])
+                and _is_count(manifest.get("incarnation", 0))
                 and _maps(manifest["operators"], lambda kind: isinstance(kind, str))
                 and _maps(manifest["files"], _is_file)
                 and all(map(is_file_name, manifest["files"]))

@@ -2,7 +2,8 @@
 
 Beside the pending files lies the sink's marker, `<job>.<sink>.commits.json`: the incarnation, the epoch and the last
 checkpoint whose files were moved. It is written before the first of them is moved, so a marker never says less than
-what is visible. Opened by the sinks of `shoal.dataflow.connectors.file_sinks`.
+what is visible. A start writes it with its epoch before all else: a coordinator of an older epoch moves nothing from
+then on. Opened by the sinks of `shoal.dataflow.connectors.file_sinks`.
 """
 
 from __future__ import annotations
@@ -60,20 +61,18 @@ class FilesCommitter:
         self._incarnation = 0
 
     def fence(self) -> Mapping[int, Marker | None]:
-        """Only the coordinator moves files, and the marker has its epoch."""
+        """Put this epoch into the marker: under another one nothing is moved."""
         found = self._read()
-        if found is None:
-            return {ALL_TASKS: None}
-        marker, _epoch = found
-        self._write(marker)
+        marker = None if found is None else found[0]
+        self._write(marker or Marker(0, 0))
         return {ALL_TASKS: marker}
 
     def recover(self, recovery: Recovery) -> None:
         """Move what was prepared and not moved; remove what attempts that died left behind."""
         self._incarnation = recovery.incarnation
         moves = [move for content in recovery.prepared.values() for move in decode_moves(content)]
-        if moves or self._read() is not None:
-            self._write(Marker(self._incarnation, max(recovery.checkpoint, recovery.committed[ALL_TASKS])))
+        self._check_epoch()
+        self._write(Marker(self._incarnation, max(recovery.checkpoint, recovery.committed[ALL_TASKS])))
         _carry_out(moves)
         remove_leftovers(self._folder, self._context.job, self._context.sink, has_checkpoints=True)
 
@@ -91,9 +90,10 @@ class FilesCommitter:
 
     def _check_epoch(self) -> None:
         found = self._read()
-        if found is not None and found[1] != self._context.epoch:
+        if found is None or found[1] != self._context.epoch:
+            epoch = "is gone" if found is None else f"has epoch {found[1]}"
             raise PreconditionError(
-                f"{self._marker_path} has epoch {found[1]}, this coordinator epoch {self._context.epoch}",
+                f"{self._marker_path} {epoch}, this coordinator has epoch {self._context.epoch}",
                 hint="stop this one: another coordinator has taken the job over",
             )
 

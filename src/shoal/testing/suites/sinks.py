@@ -200,6 +200,22 @@ class SinkSuite(ABC):
         zombie.close()
         assert kit.sees(1, 3)
 
+    def test_an_attempt_that_never_committed_publishes_nothing_either(self, kit: SinkKit) -> None:
+        """The zombie wakes up where the sink has no output of the job yet."""
+        zombie = Attempt(kit, 1).recover()
+        zombie.write(1)
+        zombie.prepare(1)
+        newer = Attempt(kit, 2, former=1)
+        with pytest.raises(ShoalError):
+            zombie.commit(1)
+        zombie.close()
+        newer.recover()
+        newer.write(2)
+        newer.prepare(1)
+        newer.commit(1)
+        newer.close()
+        assert kit.sees(2)
+
     def test_tasks_that_there_are_no_more_leave_nothing_open(self, kit: SinkKit) -> None:
         """From three tasks to one, and back: what each prepared becomes visible, and nothing else."""
         wide = Attempt(kit, 1, width=3).recover()

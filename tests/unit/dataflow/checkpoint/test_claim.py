@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.claim import Claim, claim_job
+from shoal.dataflow.checkpoint.records import Branch
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
@@ -85,11 +87,26 @@ def test_every_claim_has_a_higher_epoch_and_one_life_has_one_incarnation(tmp_pat
     second = claim(tmp_path)
     assert (second.record.epoch, second.record.through) == (2, 7)
     assert second.record.incarnation == first.record.incarnation > 0
-    second.begin_incarnation(99)
+    second.roll_back(0, 12, incarnation=99)
     second.release()
     third = claim(tmp_path)
     assert (third.record.epoch, third.record.through, third.record.incarnation) == (3, 0, 99)
+    assert third.record.branch == Branch(99, 0, 12)
+    third.roll_back(14, 20)
+    assert (third.record.through, third.record.branch) == (0, Branch(99, 14, 20))
     third.release()
+
+
+def test_a_record_that_knows_no_rollback_is_read(tmp_path):
+    made = claim(tmp_path)
+    made.release()
+    path = tmp_path / "job" / "commits.json"
+    content = json.loads(path.read_text())
+    del content["base"], content["highest"]
+    path.write_text(json.dumps(content))
+    again = claim(tmp_path)
+    assert again.record.branch == Branch(made.record.incarnation)
+    again.release()
 
 
 def test_a_job_from_before_has_no_record_of_its_commits(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -84,16 +85,30 @@ def test_a_marker_of_another_life_of_the_job_is_a_warning():
     assert isinstance(refused, Refusal)
     assert "another incarnation of job 'job': topic out through checkpoint 41" in refused.text
     assert "/data/job" in refused.text
-    assert accepted(known) == Choice(0, {"out": {0: 0}})
-    assert choose(facts(newest=0, through=0, markers={0: Marker(OTHER, 0)}), StartRequest()) == accepted(known)
+    assert accepted(known) == Choice(0, {"out": {0: 0}}, is_rollback=True)
+    known = facts(newest=0, through=0, markers={0: Marker(OTHER, 0)})
+    assert choose(known, StartRequest()) == Choice(0, {"out": {0: 0}})
 
 
 def test_a_person_may_go_back():
     known = facts(newest=3)
     assert isinstance(choose(known, StartRequest(3)), Refusal)
-    assert accepted(known, 3) == Choice(3, {"out": {ALL_TASKS: 5}})
+    assert accepted(known, 3) == Choice(3, {"out": {ALL_TASKS: 5}}, is_rollback=True)
+    assert accepted(facts()) == Choice(5, {"out": {ALL_TASKS: 5}})
     assert isinstance(choose(facts(), StartRequest(0)), Refusal)
     assert accepted(facts(), 0).checkpoint == 0
+
+
+@pytest.mark.parametrize("base", [0, 3])
+def test_a_rollback_stays_accepted_until_there_is_a_checkpoint_after_it(base):
+    rolled_back = replace(facts(newest=base), base=base, highest=5)
+    assert choose(rolled_back, StartRequest()).checkpoint == base
+    foreign = replace(rolled_back, sinks=[SinkFacts("out", "topic out", {0: Marker(OTHER, 5)})])
+    assert choose(foreign, StartRequest()).checkpoint == base
+    committed = replace(rolled_back, through=6)
+    assert isinstance(choose(committed, StartRequest()), Refusal)
+    assert choose(replace(committed, newest=6), StartRequest()) == Choice(6, {"out": {ALL_TASKS: 6}})
+    assert isinstance(choose(replace(foreign, newest=6), StartRequest()), Refusal)
 
 
 def test_what_cannot_be_read_is_named():

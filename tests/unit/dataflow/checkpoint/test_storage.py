@@ -10,7 +10,7 @@ import pytest
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.handles import StepState
 from shoal.dataflow.checkpoint.messages import TaskId
-from shoal.dataflow.checkpoint.records import Checkpoint, Layout, Search
+from shoal.dataflow.checkpoint.records import Branch, Checkpoint, Layout, Search
 from shoal.dataflow.checkpoint.restore import check_match, share_states
 from shoal.dataflow.checkpoint.statestore import file_name
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
@@ -71,6 +71,41 @@ def test_the_last_ones_are_kept(storage, tmp_path):
     assert listed(tmp_path / "job" / "state") == [
         file_name(number, 1, TaskId(1, subtask)) for number in (4, 5) for subtask in range(2)
     ]
+
+
+def test_a_search_finds_no_checkpoint_of_a_branch_that_was_left(storage):
+    for number in range(1, 5):
+        write(storage, number)
+    storage.follow(Branch(7, base=2, highest=4))
+    assert storage.search().checkpoint.number == 2
+    assert storage.search(4).checkpoint.number == 4, "one can be asked for"
+    storage.follow(Branch(7, base=0, highest=4))
+    assert storage.search() == Search(None, {})
+    write(storage, 5)
+    assert storage.search().checkpoint.number == 5
+    storage.follow(Branch(8, base=3, highest=4))
+    assert storage.search().checkpoint.number == 3, "another life of the job wrote 5"
+
+
+def test_a_base_that_is_gone_is_named(storage):
+    write(storage, 1)
+    storage.follow(Branch(7, base=2, highest=4))
+    assert storage.search() == Search(None, {2: "it is gone"})
+
+
+def test_a_branch_that_was_left_goes_when_there_are_enough_of_the_new_one(storage, tmp_path):
+    def numbers() -> list[int]:
+        return [int(name) for name in listed(tmp_path / "job") if name != "state"]
+
+    for number in range(1, 4):
+        write(storage, number)
+    storage.follow(Branch(7, base=0, highest=3))
+    write(storage, 4)
+    storage.prune(4)
+    assert numbers() == [1, 2, 3, 4]
+    write(storage, 5)
+    storage.prune(5)
+    assert numbers() == [4, 5]
 
 
 def test_pruning_spares_what_is_newer(storage, tmp_path):

@@ -315,8 +315,10 @@ def test_files_below_pending_that_somebody_removed_are_noticed(tmp_path):
     prepared = writer.prepare(1)
     for each in (tmp_path / ".pending").iterdir():
         each.unlink()
-    with pytest.raises(ShoalError, match="is gone"):
-        committer(tmp_path).recover(Recovery(1, 1, {0: prepared}, {ALL_TASKS: 0}))
+    started = committer(tmp_path)
+    started.fence()
+    with pytest.raises(ShoalError, match="checkpoint 1 has prepared, is gone"):
+        started.recover(Recovery(1, 1, {0: prepared}, {ALL_TASKS: 0}))
 
 
 def test_a_writer_that_failed_leaves_nothing_behind(tmp_path):
@@ -339,10 +341,13 @@ def test_what_a_killed_writer_left_unfinished_is_removed_at_the_next_start(tmp_p
     living = files.open_file(f"{tmp_path}/.pending/job.out.0.2-1", "wb")
     assert len(list((tmp_path / ".pending").iterdir())) == 2
     if has_checkpoints:
-        committer(tmp_path).recover(Recovery(1, 0, {}, {ALL_TASKS: 0}))
+        started = committer(tmp_path)
+        started.fence()
+        started.recover(Recovery(1, 0, {}, {ALL_TASKS: 0}))
     else:
         ParquetSink(str(tmp_path)).open_writer(None, SinkContext("job", "out", 0, 1, SystemClock()))
-    assert [each.name for each in (tmp_path / ".pending").iterdir()] == [".job.out.0.2-1.0.part"]
+    left = {each.name for each in (tmp_path / ".pending").iterdir()}
+    assert left - {"job.out.commits.json"} == {".job.out.0.2-1.0.part"}
     living.close()
 
 

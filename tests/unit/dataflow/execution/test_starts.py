@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,13 @@ def job_and_rows(request, tmp_path):
     return Job(tmp_path, kit.make()), lambda: sorted(kit.read())
 
 
+@pytest.fixture(params=["parquet", "sqlite", "local topic"])
+def exact_job(request, tmp_path):
+    """One sink of each way to commit: files, tables, and topics in their tasks."""
+    kit = KITS[request.param][1](tmp_path)
+    return Job(tmp_path, kit.make()), lambda: sorted(kit.read())
+
+
 def test_a_committed_checkpoint_that_is_damaged_is_not_passed_over(job_and_rows):
     job, visible = job_and_rows
     job.live()
@@ -102,6 +110,78 @@ def test_a_checkpoint_that_no_sink_has_committed_is_passed_over(job_and_rows):
     faults.disarm_all()
     job.damage(first + 1)
     assert job.run().restored == first
+    assert visible() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("origin", "again"), [(0, [0, 1, 2, 3, 4, 5]), (1, [2, 3, 4, 5])])
+def test_a_rollback_is_repeated_until_its_first_checkpoint_is_complete(exact_job, origin, again):
+    """A kill before then must not bring the job back to where it was before the rollback."""
+    job, visible = exact_job
+    for _ in range(3):
+        job.live()
+    _crash_at("dataflow.manifest.before", job, from_checkpoint=origin, accept_duplicates=True)
+    assert visible() == list(range(6))
+    _crash_at("dataflow.manifest.before", job)
+    report = job.run()
+    assert report.restored == (origin or None)
+    assert visible() == sorted([*range(6), *again])
+    assert job.live().restored == report.checkpoints.last_number
+    assert visible() == sorted([*range(8), *again])
+
+
+@pytest.mark.parametrize("point", ["dataflow.recover.before", "dataflow.recover.after"])
+@pytest.mark.parametrize("origin", [0, 1])
+def test_a_rollback_that_dies_while_it_starts_is_repeated(exact_job, origin, point):
+    job, visible = exact_job
+    for _ in range(3):
+        job.live()
+    _crash_at(point, job, from_checkpoint=origin, accept_duplicates=True)
+    assert job.run().restored == (origin or None)
+    assert visible() == sorted([*range(6), *range(2 * origin, 6)])
+
+
+def test_a_damaged_checkpoint_after_a_rollback_falls_back_to_where_that_began(exact_job):
+    job, visible = exact_job
+    for _ in range(3):
+        job.live()
+    _crash_at("dataflow.manifest.after", job, from_checkpoint=1, accept_duplicates=True)
+    job.damage(4)
+    assert job.run().restored == 1
+    assert visible() == sorted([*range(6), *range(2, 6)])
+
+
+def test_a_committed_checkpoint_after_a_rollback_is_not_passed_over(exact_job):
+    job, visible = exact_job
+    for _ in range(3):
+        job.live()
+    newest = job.run(from_checkpoint=1, accept_duplicates=True).checkpoints.last_number
+    job.damage(newest)
+    with pytest.raises(PreconditionError, match=f"has committed checkpoint {newest}"):
+        job.run()
+    assert visible() == sorted([*range(6), *range(2, 6)])
+
+
+def test_a_number_that_a_sink_has_committed_is_not_used_again(exact_job):
+    """The folder of the newest checkpoint is lost: its number would make new output look committed."""
+    job, visible = exact_job
+    for _ in range(2):
+        job.live()
+    shutil.rmtree(job.directory / "checkpoints" / "job" / "000000000002")
+    for part in (job.directory / "checkpoints" / "job" / "state").glob("*2-*.state"):
+        part.unlink()
+    _crash_at("dataflow.manifest.after", job, accept_duplicates=True)
+    assert job.run().restored == 3
+    assert visible() == [0, 1, 2, 2, 3, 3]
+
+
+def test_manifests_without_an_incarnation_are_read(exact_job):
+    job, visible = exact_job
+    job.live()
+    for path in job.directory.glob("checkpoints/job/*/manifest.json"):
+        content = json.loads(path.read_text())
+        del content["incarnation"]
+        path.write_text(json.dumps(content))
+    assert job.live().restored == 1
     assert visible() == [0, 1, 2, 3]
 
 
@@ -239,6 +319,13 @@ class _Crash(BaseException):
 
 def _crash(name: str) -> None:
     raise _Crash(name)
+
+
+def _crash_at(point: str, job: Job, **options) -> None:
+    faults.arm(point, _crash)
+    with pytest.raises(_Crash):
+        job.run(**options)
+    faults.disarm_all()
 
 
 @pytest.fixture(autouse=True)

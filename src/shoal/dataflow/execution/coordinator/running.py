@@ -139,7 +139,7 @@ class RunningFlow:
     def _build(self) -> _Attempt:
         checkpoint = self._settings.checkpoint
         if checkpoint is not None:
-            if self.recoveries:  # it goes on from the last one, whatever it was started from
+            if self.recoveries:  # from the last one; or from where it was started, when there is none since
                 checkpoint = replace(checkpoint, from_checkpoint=None, accept_duplicates=False)
             self._job = start_job(
                 self.name,
