@@ -35,4 +35,16 @@ def read_record(cls: type[T], data: bytes, *, at: str) -> T:
     if not isinstance(given, Mapping):
         raise InvalidError([problem(at, given, "must be a JSON object")])
     known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return build(cls, {key: value for key, value in given.items() if key in known}, at=at)
+    fields = {key: value for key, value in given.items() if key in known}
+    if b"\\" in data or not data.isascii():
+        _check_text(fields, at)
+    return build(cls, fields, at=at)
+
+
+def _check_text(fields: Mapping[str, object], at: str) -> None:
+    """Refuse halves of characters, which JSON can write and nothing behind it can."""
+    for key, value in fields.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidError([problem(f"{at}.{key}", value, "must be text that UTF-8 can write")]) from None

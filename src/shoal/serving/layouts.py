@@ -8,7 +8,7 @@ server has not answered several times in a row: one lost call makes no peer look
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core.errors import Problem, problem
@@ -59,22 +59,36 @@ def chosen_entries(
 
 
 def plan_models(
-    entries: Sequence[LayoutEntry], problems: Sequence[Problem], newest: Mapping[SavedModel, int]
+    entries: Sequence[LayoutEntry],
+    problems: Sequence[Problem],
+    newest: Mapping[SavedModel, int],
+    *,
+    empty: Collection[SavedModel] = (),
 ) -> ModelPlan:
-    """The configuration of the model server. `newest` has the versions that `latest_once` stays at."""
+    """The configuration of the model server.
+
+    `newest` has the versions that `latest_once` stays at, `empty` the models of other policies whose directory has no
+    version: a stock model server that is told of one takes no other configuration until there is one.
+    """
     made: list[pb.ModelConfig] = []
     models: dict[str, SavedModel] = {}
     waiting: list[str] = []
+    found = list(problems)
     for entry in entries:
         name = str(entry.saved_model)
         policy = entry.config.version_policy or LATEST
         version = newest.get(entry.saved_model)
-        if policy == LATEST_ONCE and version is None:
+        if entry.saved_model in empty or (policy == LATEST_ONCE and version is None):
             waiting.append(name)
             continue
-        made.append(model_config(name, entry.config.model_base_path or "", policy=policy, newest=version))
+        try:
+            config = model_config(name, entry.config.model_base_path or "", policy=policy, newest=version)
+        except ValueError as error:  # a protobuf message takes no such text
+            found.append(problem(name, entry.config.model_base_path, f"cannot be configured: {error}"))
+            continue
+        made.append(config)
         models[name] = entry.saved_model
-    return ModelPlan(server_config(made), models, tuple(problems), tuple(waiting))
+    return ModelPlan(server_config(made), models, tuple(found), tuple(waiting))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ def shoal(capsys):
                 server = FakeModelServer()
                 if broken:
                     server.models.break_model(broken, "damaged")
-                server.models.apply(FakeModelServer(CONFIG).models.applied[0])
                 await server.start(network.transport("server"), "127.0.0.1:8500")
+                server.models.apply(FakeModelServer(CONFIG).models.applied[0])
                 try:
                     return await work
                 finally:

@@ -147,6 +147,8 @@ def test_unknown_keys_are_ignored_and_missing_ones_take_the_default(data, expect
         (b"", "/n"),
         (b"\xff", "/n"),
         (b"{" * 9999, "/n"),
+        (b'{"address": "\\ud800"}', "/n.address"),
+        (b'{"address": "\xed\xa0\x80"}', "/n.address"),
     ],
 )
 def test_a_bad_value_names_the_node_and_the_field(data, field):

@@ -23,6 +23,7 @@ from shoal.serving.config.deployment import deploy
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings
 from shoal.serving.metrics import ServingMetrics
+from shoal.serving.models.configs import versions_in
 from shoal.serving.processes.commands import Program
 from shoal.serving.processes.graph import OnExit
 from shoal.serving.processes.runner import ProcessRunner, child_environment
@@ -101,13 +102,17 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def layout_agent(
-        self, pod: str = "pod-1", **changes: object
+        self,
+        pod: str = "pod-1",
+        *,
+        find_versions: Callable[[str], frozenset[int]] = versions_in,
+        **changes: object,
     ) -> AsyncIterator[tuple[LayoutAgent, FakeModelServer]]:
         parts = self.parts(self.settings(**changes), pod)
         (server,) = parts.deployment.servers
         models = FakeModelServer("model_config_list {}")
         await models.start(self.network.transport(f"{pod}-models"), f"127.0.0.1:{server.ports.grpc}")
-        agent = LayoutAgent(parts)
+        agent = LayoutAgent(parts, find_versions=find_versions)
         await agent.start()
         try:
             yield agent, models

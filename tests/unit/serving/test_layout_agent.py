@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 
 import pytest
 
@@ -13,8 +14,9 @@ from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
 from shoal.serving.agents import parts as parts_module
 from shoal.serving.agents.layout import LayoutAgent
-from shoal.serving.models.configs import model_names, parse_config
+from shoal.serving.models.configs import model_names, parse_config, versions_in
 from shoal.serving.resources import read_cpus
+from shoal.testing.runtimes import FakeRuntime
 from tests.unit.serving.conftest import shown_versions, until
 
 ME = "p.s.m;lf;default:pod-1"
@@ -92,13 +94,22 @@ async def test_one_bad_entry_does_not_keep_the_others(stage, caplog):
     await stage.store.create(
         "/gip/saved_models/odd/entry", b'{"model_base_path": "/x", "version_policy": "best"}', makepath=True
     )
+    await stage.store.create("/gip/saved_models/half/entry", b'{"model_base_path": "\\ud800"}', makepath=True)
     async with stage.layout_agent(layout_filters=("entry", "ps_{i}; 1 // i == 1")) as (agent, models):
-        for name in ("nothing", "a:b:c", "bad:entry", "odd:entry", "missing:entry", "m:ps_0", "m:entry"):
+        for name in ("nothing", "a:b:c", "bad:entry", "half:entry", "odd:entry", "missing:entry", "m:ps_0", "m:entry"):
             await stage.store.create(f"/gip/layouts/prod/{name}", makepath=True)
-        await until(lambda: agent.bound == {"m:entry"} and len(agent.plan.problems) == 6)
+        await until(lambda: agent.bound == {"m:entry"} and len(agent.plan.problems) == 7)
         assert models.models.names() == ("m:entry",)
         said = " ".join(str(each) for each in agent.plan.problems)
-        for part in ("nothing", "a:b:c", "bad/entry", "odd:entry.version_policy", "missing/entry", "divide by zero"):
+        for part in (
+            "nothing",
+            "a:b:c",
+            "bad/entry",
+            "half/entry.model_base_path",
+            "odd:entry.version_policy",
+            "missing/entry",
+            "divide by zero",
+        ):
             assert part in said
 
 
@@ -115,14 +126,81 @@ async def test_a_model_that_cannot_be_loaded_does_not_keep_the_others(stage):
 
 async def test_a_model_that_loads_slowly_does_not_keep_the_others(stage):
     await stage.declare("m", "entry", "ps_0", "ps_1")
+    await stage.catalog.publish("m:ps_0", "prod")
+    await stage.catalog.publish("m:entry", "prod")
     async with stage.layout_agent() as (agent, models):
         models.models.hold("m:ps_0")
-        await stage.catalog.publish("m:ps_0", "prod")
-        await until(lambda: models.models.names() == ("m:ps_0",))
-        await stage.catalog.publish("m:entry", "prod")
+        await until(lambda: models.models.names() == ("m:entry", "m:ps_0"))
         await until(lambda: agent.bound == {"m:entry"})
+        # The model server takes the next configuration when it has loaded this one; of several, the last.
+        await stage.catalog.publish("m:ps_1", "prod")
+        await until(lambda: "m:ps_1" in agent.plan.models)
+        await stage.catalog.unpublish("m:entry", "prod")
+        await until(lambda: agent.plan.models.keys() == {"m:ps_0", "m:ps_1"} and not agent.bound)
         models.models.release("m:ps_0")
+        await until(lambda: agent.bound == {"m:ps_0", "m:ps_1"})
+        taken = [model_names(each) for each in models.models.applied if model_names(each)]
+        assert taken == [("m:entry", "m:ps_0"), ("m:ps_0", "m:ps_1")]
+
+
+async def test_a_model_without_a_version_does_not_keep_the_others(stage, monkeypatch):
+    monkeypatch.setattr("shoal.serving.agents.layout.VERSION_SECONDS", 0.05)
+    await stage.declare("m", "entry", "ps_0")
+    empty = stage.folder / "exports/m/entry"  # its policy is `latest`
+    (empty / "1").rmdir()
+    await stage.catalog.publish("m:entry", "prod")
+    async with stage.layout_agent() as (agent, models):
+        await until(lambda: agent.plan.waiting == ("m:entry",))
+        await stage.catalog.publish("m:ps_0", "prod")
+        await until(lambda: agent.bound == {"m:ps_0"})
+        assert models.models.names() == in_file(stage) == ("m:ps_0",)
+        (empty / "3").mkdir()
         await until(lambda: agent.bound == {"m:entry", "m:ps_0"})
+        # A directory that had versions once is left to the model server.
+        (empty / "3").rmdir()
+        await stage.declare("n", "entry")
+        await stage.catalog.publish("n:entry", "prod")
+        await until(lambda: agent.bound == {"m:ps_0", "n:entry"})
+        assert "m:entry" in models.models.names()
+
+
+async def test_a_directory_that_hangs_does_not_keep_the_others(stage, monkeypatch):
+    monkeypatch.setattr("shoal.serving.agents.layout.VERSION_SECONDS", 0.05)
+    monkeypatch.setattr("shoal.serving.agents.layout.LOOK_SECONDS", 0.05)
+    paths = await stage.declare("m", "entry", "ps_0", "ps_1")
+    hung = threading.Event()
+
+    def find(path: str) -> frozenset[int]:
+        if path in (paths["entry"], paths["ps_0"]):
+            hung.wait(20)
+        return versions_in(path)
+
+    await stage.catalog.publish("m:*", "prod")
+    async with stage.layout_agent(find_versions=find) as (agent, _):
+        await until(lambda: agent.bound == {"m:ps_1"})
+        assert agent.plan.waiting == ("m:entry", "m:ps_0")
+        hung.set()
+        await until(lambda: agent.bound == {"m:entry", "m:ps_0", "m:ps_1"})
+
+
+async def test_every_start_of_the_model_server_is_without_models(stage):
+    await stage.declare("m", "entry")
+    await stage.catalog.publish("m:entry", "prod")
+    at_start: list[tuple[str, ...]] = []
+    machine_start = FakeRuntime.start
+
+    async def start(self, request):
+        at_start.append(in_file(stage))
+        return await machine_start(self, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeRuntime, "start", start)
+        async with stage.layout_agent() as (agent, _):
+            await until(lambda: agent.bound == {"m:entry"} and in_file(stage) == ("m:entry",))
+            machine = stage.machines["pod-1"]
+            machine.kill(machine.alive("unified")[0].run_id)
+            await until(lambda: len(at_start) == 2 and in_file(stage) == ("m:entry",) and agent.bound)
+            assert at_start == [(), ()]
 
 
 async def test_declaring_a_model_again_takes_effect(stage):

@@ -15,10 +15,10 @@ from shoal.serving.models.configs import (
     model_config,
     model_names,
     model_spec,
-    newest_version,
     parse_config,
     role_config,
     server_config,
+    versions_in,
 )
 from shoal.serving.models.lifecycle import VersionStatus, choose_version, state_of
 from shoal.serving.models.platform import needs_platform_file, platform_text
@@ -148,8 +148,8 @@ def test_versions_are_compared_as_numbers(tmp_path):
     for name in ("9", "10", "2", "11.tmp", "010x", ".12", "temp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "saved_model.pb").write_text("x")
-    assert newest_version(str(tmp_path)) == 10
-    assert newest_version(str(tmp_path / "missing")) is None
+    assert versions_in(str(tmp_path)) == {2, 9, 10}
+    assert versions_in(str(tmp_path / "missing")) == frozenset()
 
 
 A, L, E = ModelState.AVAILABLE, ModelState.LOADING, ModelState.END

@@ -21,6 +21,7 @@ from shoal.serving.models.lifecycle import VersionStatus
 from shoal.testing.model_server import FakeModelServer
 from shoal.wire.local import LocalNetwork
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
+from tests.unit.serving.conftest import until
 
 AVAILABLE, LOADING, END = ModelState.AVAILABLE, ModelState.LOADING, ModelState.END
 
@@ -121,6 +122,39 @@ async def test_a_reload_waits_for_what_is_loaded(serve):
     assert not reloading.done()
     server.models.release("m")
     await reloading
+
+
+async def test_reloads_are_taken_one_by_one_also_when_nobody_waits_for_them(serve):
+    server, client = await serve()
+    server.models.hold("m")
+    with pytest.raises(DeadlineError):
+        await client.reload(server_config([model_config("m", "/none")]), timeout=0.05)
+    reloading = asyncio.ensure_future(client.reload(server_config([model_config("n", "/none")])))
+    await until(lambda: len(server.calls) == 2)
+    await client.status("m")
+    assert (server.models.names(), reloading.done()) == (("m",), False)
+    server.models.release("m")
+    await reloading
+    assert server.models.names() == ("n",)
+
+
+async def test_a_reload_waits_for_a_first_version(serve, tmp_path):
+    server, client = await serve()
+    reloading = asyncio.ensure_future(client.reload(server_config([model_config("m", str(tmp_path))])))
+    await until(server.models.names)
+    server.models.poll()
+    assert not reloading.done()
+    (tmp_path / "1").mkdir()
+    server.models.poll()
+    await reloading
+
+
+async def test_a_server_does_not_start_with_a_broken_model():
+    server = FakeModelServer()
+    server.models.break_model("bad", "no such file")
+    server.models.apply(server_config([model_config("bad", "/none"), model_config("good", "/none")]))
+    with pytest.raises(PreconditionError, match="bad due to error: no such file"):
+        await server.start(LocalNetwork().transport("server"), "server:0")
 
 
 async def test_a_reload_without_a_list_is_refused(serve):

@@ -3,9 +3,9 @@
     layout changes ─► filters ─► configuration file, written whole ─► reload ─► states of the models ─► bindings
 
 Each arrow acts at once. A model that leaves the layout is unbound before it is unloaded. A reload waits inside the
-model server until its models are loaded, or one of them cannot be; states are asked for meanwhile, so a slow or a bad
-model delays no other. Bindings and addresses are kept by a registrar, which restores them in every new session. Made by
-`shoal.serving.server`.
+model server until each of its new models is loaded, or cannot be; states are asked for meanwhile, so a slow or a bad
+model delays no other of the same configuration. The next configuration has to wait for it. Bindings and addresses are
+kept by a registrar, which restores them in every new session. Made by `shoal.serving.server`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import logging
 from collections.abc import Mapping
 
 from shoal.core import files
-from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
-from shoal.core.tasks import Signal, TaskScope, first_of, running
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError, UnsupportedError
+from shoal.core.tasks import Signal, TaskScope, first_of
 from shoal.discovery.mirror.records import AgentResource
 from shoal.discovery.models.bindings import registrations
 from shoal.discovery.models.layouts import Layout, LayoutEntry, LayoutWatcher
@@ -31,14 +31,16 @@ from shoal.discovery.views import ModelAddresses
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.config.deployment import Role
 from shoal.serving.layouts import Bindings, ModelPlan, chosen_entries, plan_models
-from shoal.serving.models.chosen import ChosenVersions
+from shoal.serving.models.chosen import ChosenVersions, Find
 from shoal.serving.models.client import ModelServerClient
-from shoal.serving.models.configs import config_text, model_names, server_config
+from shoal.serving.models.configs import config_text, model_names, server_config, versions_in
+from shoal.serving.models.directories import Directories, Found
 from shoal.serving.models.lifecycle import VersionStatus
 from shoal.serving.processes.commands import model_server_command
 from shoal.serving.processes.graph import ProcessNode
 from shoal.serving.resources import CpuMeter, read_cpus, read_memory
 from shoal.wire.addresses import Address
+from shoal.wire.pb.tensorflow import serving_pb2 as pb
 from shoal.wire.transport import Server
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,9 @@ EAGER_SECONDS = 0.1
 EAGER_FOR = 10.0
 #: How often a model without any version is looked for again.
 VERSION_SECONDS = 2.0
-#: How long a reload may take; a later change of the layout does not wait for it.
+#: How long directories that nothing is known of are waited for.
+LOOK_SECONDS = 1.0
+#: How long a reload may take: until every new model is loaded, or cannot be.
 RELOAD_SECONDS = 600.0
 _RETRY = (0.2, 5.0)
 _WITHDRAW_SECONDS = 2.0
@@ -57,7 +61,8 @@ _WITHDRAW_SECONDS = 2.0
 class LayoutAgent:
     """One agent."""
 
-    def __init__(self, parts: AgentParts) -> None:
+    def __init__(self, parts: AgentParts, *, find_versions: Find = versions_in) -> None:
+        """`find_versions` lists the versions in the directory of a model."""
         self._parts = parts
         deployment = parts.deployment
         (self._server,) = deployment.servers_of(Role.UNIFIED)
@@ -73,6 +78,10 @@ class LayoutAgent:
         #: The models of this container's own layout; None while that is not known. Asked for with every heartbeat.
         self._models: frozenset[str] | None = None
         self._chosen = ChosenVersions.load(parts.data_dir)
+        self._directories = Directories(find_versions)
+        #: The directories that had a version once, by model: they are not looked at again.
+        self._filled: dict[SavedModel, str] = {}
+        self._unread: dict[SavedModel, str] = {}
         self._plan = ModelPlan(server_config([]), {})
         self._bindings = Bindings()
         self._layout_changed, self._plan_changed, self._look = Signal(), Signal(), Signal()
@@ -101,6 +110,7 @@ class LayoutAgent:
     async def start(self) -> None:
         """Start the model server, register, and follow the layout. Raises `ShoalError`."""
         parts = self._parts
+        parts.runner.prepare = self._before_start
         parts.runner.changed = self._on_process
         command = model_server_command(
             parts.deployment, self._server, parts.program, config_file=str(self._config_file)
@@ -109,8 +119,6 @@ class LayoutAgent:
         await parts.runner.open([node])
         # One that was adopted goes on with the models that it has until the layout is known.
         self._adopted = self._is_running()
-        if not self._adopted:
-            await self._write_config()
         await parts.runner.start(node, timeout=parts.deployment.settings.max_waiting_sec)
         await parts.open_tree(patient=self._adopted)
         parts.metrics.agent(parts.deployment, parts.deployment.replica_id)
@@ -125,6 +133,13 @@ class LayoutAgent:
         self._scope.start(self._configure(), name="configuration")
         self._scope.start(self._reload(), name="reload")
         self._scope.start(self._follow_states(), name="states")
+
+    async def _before_start(self, _name: str) -> None:
+        """A model server begins without models.
+
+        It listens only when every model of its file is loaded, and ends when one cannot be.
+        """
+        await self._write_config(server_config([]))
 
     def _on_process(self, _name: str) -> None:
         """The model server started or ended: its models have to be looked at again."""
@@ -216,7 +231,9 @@ class LayoutAgent:
             if self._layout is None:
                 continue
             entries, problems = chosen_entries(self._layout, self._parts.deployment.filters)
-            plan = plan_models(entries, problems, await asyncio.to_thread(self._find_versions, entries))
+            looked = await self._look_for_versions(entries)
+            newest, empty = await asyncio.to_thread(self._choose_versions, entries, looked)
+            plan = plan_models(entries, problems, newest, empty=empty)
             if (plan.problems, plan.waiting) != told:
                 told = (plan.problems, plan.waiting)
                 for each in plan.problems:
@@ -232,24 +249,63 @@ class LayoutAgent:
                 self._bindings = self._bindings.after(plan.models, {})
                 self._register()
                 await self._wait_registered()
-                await self._write_config()
                 self._plan_changed.set()
                 self._look.set()
 
-    def _find_versions(self, entries: tuple[LayoutEntry, ...]) -> dict[SavedModel, int]:
-        """The versions for `latest_once`: what was found first stays while the model does."""
-        found: dict[SavedModel, int] = {}
-        wanted = [entry for entry in entries if entry.config.version_policy == LATEST_ONCE]
-        self._chosen.keep_only({str(entry.saved_model) for entry in wanted})
-        for entry in wanted:
+    async def _look_for_versions(self, entries: tuple[LayoutEntry, ...]) -> Found:
+        """Look into the directories of which nothing is known yet."""
+        unknown = []
+        for entry in entries:
+            path = entry.config.model_base_path or ""
+            if entry.config.version_policy == LATEST_ONCE:
+                is_known = self._chosen.is_settled(str(entry.saved_model), path)
+            else:
+                is_known = self._filled.get(entry.saved_model) == path
+            if not is_known:
+                unknown.append(path)
+        return await self._directories.look(unknown, within=LOOK_SECONDS)
+
+    def _choose_versions(
+        self, entries: tuple[LayoutEntry, ...], looked: Found
+    ) -> tuple[dict[SavedModel, int], set[SavedModel]]:
+        """The versions for `latest_once`, which stay while the model does, and the other models that have none."""
+        newest: dict[SavedModel, int] = {}
+        empty: set[SavedModel] = set()
+        once = [entry for entry in entries if entry.config.version_policy == LATEST_ONCE]
+        self._chosen.keep_only({str(entry.saved_model) for entry in once})
+        filled, self._filled = self._filled, {}
+
+        def find(path: str) -> frozenset[int]:
+            found = looked[path]
+            if isinstance(found, ShoalError):
+                raise found
+            return found
+
+        unread: dict[SavedModel, str] = {}
+        for entry in entries:
+            model, path = entry.saved_model, entry.config.model_base_path or ""
             try:
-                version = self._chosen.choose(str(entry.saved_model), entry.config.model_base_path or "")
+                if entry.config.version_policy == LATEST_ONCE:
+                    version = self._chosen.choose(str(model), path, find=find)
+                    if version is not None:
+                        newest[model] = version
+                elif filled.get(model) == path or self._has_versions(path, find):
+                    self._filled[model] = path
+                else:
+                    empty.add(model)
             except ShoalError as error:
-                log.warning("the versions of %s cannot be read: %s", entry.saved_model, error)
-                continue
-            if version is not None:
-                found[entry.saved_model] = version
-        return found
+                unread[model] = error.message
+                if self._unread.get(model) != error.message:
+                    log.warning("the versions of %s cannot be read: %s", model, error)
+                empty.add(model)
+        self._unread = unread
+        return newest, empty
+
+    def _has_versions(self, path: str, find: Find) -> bool:
+        try:
+            return bool(find(path))
+        except UnsupportedError:  # the model server may know such directories
+            return True
 
     async def _wait_registered(self) -> None:
         """Wait until the tree has what was registered. Models do not wait long for a tree that cannot be reached."""
@@ -257,22 +313,31 @@ class LayoutAgent:
             async with asyncio.timeout(_WITHDRAW_SECONDS):
                 await self._registrar.settled()
 
-    async def _write_config(self) -> None:
-        text = config_text(self._plan.config).encode()
-        await asyncio.to_thread(files.write_atomic, str(self._config_file), text)
+    async def _write_config(self, config: pb.ModelServerConfig) -> None:
+        await asyncio.to_thread(files.write_atomic, str(self._config_file), config_text(config).encode())
 
     async def _reload(self) -> None:
-        """Tell the model server of each configuration. A later one does not wait for an earlier."""
+        """Tell the model server of each configuration, the latest when it has taken the one before.
+
+        A call that nobody waits for any longer goes on inside a stock model server, which takes configurations one by
+        one and in no certain order: so there is never more than one.
+        """
         while True:
             await self._plan_changed.wait()
-            async with running(self._reload_once(), name="reload"):
-                await self._plan_changed.wait()
-            self._plan_changed.set()
+            await self._reload_once()
 
     async def _reload_once(self) -> None:
         pause = _RETRY[0]
         while True:
+            while not await self._parts.runner.listens(self._server.name):
+                await self._parts.clock.sleep(_RETRY[0])
             config = self._plan.config
+            try:
+                await self._write_config(config)  # it has read its file when it listens
+            except ShoalError as error:
+                log.warning("the configuration of the model server cannot be written: %s", error)
+                await self._parts.clock.sleep(_RETRY[1])
+                continue
             try:
                 await self._client.reload(config, timeout=RELOAD_SECONDS)
             except (UnavailableError, DeadlineError) as error:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.core import files
 from shoal.core.errors import InvalidError, ShoalError
 from shoal.core.shape import build, to_mapping
-from shoal.serving.models.configs import newest_version, versions_in
+from shoal.serving.models.configs import versions_in
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "versions.json"
+
+Find = Callable[[str], frozenset[int]]
+"""Lists the versions in a directory. Raises `ShoalError` when it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,20 @@ class ChosenVersions:
         made._unseen = set(document.models)
         return made
 
-    def choose(self, model: str, base_path: str) -> int | None:
-        """The version of a model; None while its directory has none. Raises `ShoalError` when it cannot be read."""
+    def is_settled(self, model: str, base_path: str) -> bool:
+        """Whether the version of a model is known without a look into its directory."""
         known = self._models.get(model)
-        if known is not None and known.base_path == base_path and self._is_there(model, known):
+        return known is not None and known.base_path == base_path and model not in self._unseen
+
+    def choose(self, model: str, base_path: str, *, find: Find = versions_in) -> int | None:
+        """The version of a model; None while its directory has none. Raises `ShoalError` when it cannot be read.
+
+        `find` lists the versions in a directory.
+        """
+        known = self._models.get(model)
+        if known is not None and known.base_path == base_path and self._is_there(model, known, find):
             return known.version
-        newest = newest_version(base_path)
+        newest = max(find(base_path), default=None)
         if newest is not None:
             if model in self._unseen and known is not None and known.base_path == base_path:
                 log.warning("version %d of %s is no longer there; %d is chosen", known.version, model, newest)
@@ -73,12 +84,12 @@ class ChosenVersions:
             self._save()
         return newest
 
-    def _is_there(self, model: str, known: _Chosen) -> bool:
+    def _is_there(self, model: str, known: _Chosen, find: Find) -> bool:
         """Whether a version can be kept. One that this agent chose itself is not looked for again."""
         if model not in self._unseen:
             return True
         try:
-            found = versions_in(known.base_path)
+            found = find(known.base_path)
         except ShoalError as error:
             # Nothing else could be chosen now; a model server that has it loaded goes on.
             log.warning("version %d of %s cannot be looked for, and is kept: %s", known.version, model, error)

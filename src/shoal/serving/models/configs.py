@@ -3,8 +3,7 @@
 `model_config` and `model_spec` make single messages, `role_config` the configuration of a model server by its role, and
 `config_text` and `parse_config` the text form of a file. The policy `latest_once` (load the newest version, then stay)
 is known to one private build of TensorFlow Serving only. It becomes `specific` here, with the version that the caller
-chose (`shoal.serving.models.chosen`), so it works on every model server. Pure, apart from `newest_version` and
-`versions_in`.
+chose (`shoal.serving.models.chosen`), so it works on every model server. Pure, apart from `versions_in`.
 """
 
 from __future__ import annotations
@@ -146,11 +145,6 @@ def parse_config(text: str, *, where: str = "model config") -> pb.ModelServerCon
 def is_version(name: str) -> bool:
     """Whether a directory of this name is a version of a model."""
     return _VERSION.fullmatch(name) is not None
-
-
-def newest_version(base_path: str) -> int | None:
-    """The highest version in a directory, by number. Raises `ShoalError` when it cannot be read."""
-    return max(versions_in(base_path), default=None)
 
 
 def versions_in(base_path: str) -> frozenset[int]:

@@ -65,6 +65,8 @@ class ProcessRunner:
         self._on_exit = on_exit
         self._listens = listens or is_listening
         self._remembered = remembered
+        #: Called with a name before that process is started, and before it is started again.
+        self.prepare: Callable[[str], Awaitable[None]] = _nothing
         #: Called with a name whenever that process started or ended.
         self.changed: Callable[[str], None] = lambda _name: None
         #: Called with a name whenever that process is started again.
@@ -114,6 +116,11 @@ class ProcessRunner:
         """Whether a process runs now."""
         return name in self._running
 
+    async def listens(self, name: str) -> bool:
+        """Whether a process runs and has come so far that it listens."""
+        running = self._running.get(name)
+        return running is not None and await self._listens(running.node.port)
+
     def raise_if_failed(self) -> None:
         """Raise the reason if everything has to end."""
         if self._failed.done():
@@ -139,6 +146,7 @@ class ProcessRunner:
             workload_id=WorkloadId(node.name),
             spec=ProcessSpec(command=node.command, env=dict(node.env)),
         )
+        await self.prepare(node.name)
         if self._remembered is not None:
             await asyncio.to_thread(self._remembered.keep_run, node, run_id)
         await self._runtime.start(request)
@@ -180,6 +188,10 @@ class ProcessRunner:
         if not self._failed.done():
             self._failed.set_exception(error)
             self._failed.exception()  # whether anybody waits for it or not
+
+
+async def _nothing(_name: str) -> None:
+    return
 
 
 async def is_listening(port: int) -> bool:

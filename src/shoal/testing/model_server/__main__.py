@@ -1,19 +1,22 @@
 """The fake model server as a program, with the flags of `tensorflow_model_server`. An unknown flag ends it with 255.
 
 Files named in the environment decide what differs from a good server: SHOAL_FAKE_BROKEN_MODELS lists models, one per
-line, that cannot be loaded. SIGTERM ends it with 0.
+line, that cannot be loaded. SIGTERM ends it with 0. It ends with 1 when a model that it has from the start cannot be
+loaded.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
 import sys
 from pathlib import Path
 
-from shoal.core.tasks import task_scope
+from shoal.core.errors import ShoalError
+from shoal.core.tasks import running, task_scope
 from shoal.serving.config.settings import ModelServerSettings
 from shoal.serving.models.configs import parse_config
 from shoal.testing.model_server.server import FakeModelServer
@@ -52,16 +55,20 @@ async def serve(flags: dict[str, str]) -> None:
     config = Path(flags["model_config_file"])
     _break_models(server)
     server.models.apply(parse_config(await asyncio.to_thread(config.read_text)))
-    address = await server.start(GrpcTransport(), f"0.0.0.0:{flags.get('port', '8500')}")
-    sys.stdout.write(f"Running gRPC ModelServer at {address} ...\n")
-    sys.stdout.flush()
     async with task_scope("model_server") as scope:
-        wait = float(flags.get("model_config_file_poll_wait_seconds", "0"))
-        if wait > 0:
-            scope.start(_follow(server, config, wait), name="config")
         wait = float(flags.get("file_system_poll_wait_seconds", "1"))
         if wait > 0:
             scope.start(_look(server, wait), name="directories")
+        address = f"0.0.0.0:{flags.get('port', '8500')}"
+        starting_now = server.start(GrpcTransport(), address)
+        async with running(starting_now, name="start") as starting, running(stopped.wait(), name="stop") as stopping:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                sys.stdout.write(f"Running gRPC ModelServer at {starting.result()} ...\n")
+                sys.stdout.flush()
+        wait = float(flags.get("model_config_file_poll_wait_seconds", "0"))
+        if wait > 0:
+            scope.start(_follow(server, config, wait), name="config")
         await stopped.wait()
     await server.stop()
 
@@ -71,7 +78,8 @@ async def _follow(server: FakeModelServer, config: Path, wait: float) -> None:
         await asyncio.sleep(wait)
         found = parse_config(await asyncio.to_thread(config.read_text))
         if found != server.models.applied[-1]:
-            server.models.apply(found)
+            with contextlib.suppress(ShoalError):
+                await server.take(found)
 
 
 async def _look(server: FakeModelServer, wait: float) -> None:

@@ -123,18 +123,22 @@ class FakeModels:
         return self._models[name].config
 
     async def wait_loaded(self, names: Iterable[str]) -> None:
-        """Wait until none of the models is being loaded. Raises `PreconditionError` when one could not be."""
+        """Wait until each of the models has a version that is loaded, or could not be.
+
+        Without any version it waits for one. Raises `PreconditionError` when one could not be loaded.
+        """
         wanted = set(names)
-        while any(self._is_loading(name) for name in wanted):
+        while any(self._is_awaited(name) for name in wanted):
             await self._changed.wait()
         failed = sorted(name for name in wanted if name in self._broken and name in self._models)
         if failed:
             reasons = ", ".join(f"{name} due to error: {self._broken[name]}" for name in failed)
             raise PreconditionError(f"{len(failed)} servable(s) did not become available: {{{reasons}}}")
 
-    def _is_loading(self, name: str) -> bool:
+    def _is_awaited(self, name: str) -> bool:
         model = self._models.get(name)
-        return model is not None and any(each.state is ModelState.LOADING for each in model.versions.values())
+        reached = {ModelState.AVAILABLE, ModelState.END}
+        return model is not None and not any(each.state in reached for each in model.versions.values())
 
     def _load(self, name: str, model: _Model) -> None:
         for version in model.versions.values():

@@ -1,7 +1,9 @@
 """`ModelService` and `PredictionService` of the fake model server.
 
-A reload waits until the new models are loaded, and fails when one of them cannot be, as TensorFlow Serving's does. A
-prediction is a function of its input: each row of the first input, by name, gives one score between 0 and 1.
+It is as strict as TensorFlow Serving's. Configurations are taken one by one: each waits until its new models are
+loaded, also when nobody waits for the answer any longer, and fails when one of them cannot be. A server that has models
+from the start listens when they are loaded, and does not start when one cannot be. A prediction is a function of its
+input: each row of the first input, by name, gives one score between 0 and 1.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ class FakeModelServer:
         self._answering = asyncio.Event()
         self._answering.set()
         self._server: Server | None = None
+        self._configuring = asyncio.Lock()
+        self._reloads: set[asyncio.Task[None]] = set()
         if config is not None:
             self.models.apply(parse_config(config) if isinstance(config, str) else config)
 
     async def start(self, transport: Transport, address: str = "127.0.0.1:0") -> str:
-        """Serve; returns the address."""
+        """Serve when every model is loaded; returns the address. Raises `PreconditionError` when one cannot be."""
+        await self.models.wait_loaded(self.models.names())
         services = [Service(methods_of(each), self) for each in (ModelService, PredictionService)]
         self._server = await transport.serve(address, services)
         return self._server.address
@@ -47,6 +52,9 @@ class FakeModelServer:
     async def stop(self) -> None:
         """Serve no longer."""
         self._answering.set()
+        for task in self._reloads:
+            task.cancel()
+        await asyncio.gather(*self._reloads, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(0)
 
@@ -78,10 +86,21 @@ class FakeModelServer:
         await self._begin(call)
         if request.config.WhichOneof("config") != "model_config_list":
             raise InvalidError([problem("config", None, "must have a model_config_list")])
-        before = self.models.names()
-        self.models.apply(request.config)
-        await self.models.wait_loaded(set(self.models.names()) - set(before))
+        await self.take(request.config)
         return pb.ReloadConfigResponse(status=pb.StatusProto())
+
+    async def take(self, config: pb.ModelServerConfig) -> None:
+        """Take a configuration after those before it. A caller that is cancelled ends nothing."""
+        task = asyncio.ensure_future(self._take(config))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+        await asyncio.shield(task)
+
+    async def _take(self, config: pb.ModelServerConfig) -> None:
+        async with self._configuring:
+            before = self.models.names()
+            self.models.apply(config)
+            await self.models.wait_loaded(set(self.models.names()) - set(before))
 
     # --- PredictionService --------------------------------------------------------------------------------
 
