@@ -8,30 +8,46 @@ An entry prepares a world, does one thing while the store fails, and says how to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import dataclasses
+import hashlib
+import json
+import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from shoal.artifacts.store import StoreLimits
+from shoal.control.artifacts.service import FOLDER
 from shoal.control.leadership.routing import READS
 from shoal.control.state.fleet import Fleet
+from shoal.control.store.base import Batch
 from shoal.control.store.errors import StoreOutcome
 from shoal.core.errors import ShoalError
-from shoal.core.ids import GroupId, WorkloadId
+from shoal.core.ids import GroupId, JobId, WorkloadId
 from shoal.core.tasks import running as running_task
+from shoal.jobs.engine import Engines
+from shoal.model.jobs import JobState
 from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.model.workloads import DesiredState
+from shoal.services import ServiceEngine
 from shoal.testing.control import ControlKit, process_spec
 from shoal.testing.hollow import HollowNode
 from shoal.testing.stores import Fault, error_of
-from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import AgentControl, Artifacts, Credentials, Enrollment, Jobs, Secrets, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
-from shoal.wire.pb.shoal.v1 import secrets_pb2
+from shoal.wire.pb.shoal.v1 import artifacts_pb2, jobs_pb2, secrets_pb2
+from shoal.wire.sealing import Sealer
 from tests.unit.control.operating import cordon, drain, ready, wait_event
+
+#: How often a loop may say the same while the store fails.
+MOST_REPEATED = 20
 
 Step = Callable[[ControlKit], Awaitable[Any]]
 
@@ -54,7 +70,13 @@ def name_of(value: Any) -> str:
 @asynccontextmanager
 async def checked_kit(folder: Path) -> Any:
     """A control plane that must not fail as a whole, with hollow nodes."""
-    made = ControlKit(folder, lease=timedelta(seconds=30), heartbeat_interval=timedelta(seconds=10), streams=True)
+    made = ControlKit(
+        folder,
+        lease=timedelta(seconds=30),
+        heartbeat_interval=timedelta(seconds=10),
+        streams=True,
+        engines=Engines({"service": ServiceEngine()}),
+    )
     async with made as kit, running_task(kit.plane.failed(), name="failed") as failed:
         yield kit
         assert not failed.done(), failed.exception()
@@ -308,16 +330,39 @@ async def check_write(kit: ControlKit, write: Any, fault: Fault) -> None:
 # Loops
 
 
+async def at_once(_kit: ControlKit, fail: Callable[[], None]) -> None:
+    """The store fails from now on."""
+    fail()
+
+
 @dataclass(frozen=True)
 class Work:
     """Something that the control plane does by itself."""
 
     name: str
+    #: The loop that does it, by the name of its task.
+    loop: str
     prepare: Step
     #: While the store fails.
     during: Step
     #: Raises unless it is done in the end.
     done: Step
+    #: Lets the store begin to fail.
+    begin: Callable[[ControlKit, Callable[[], None]], Awaitable[None]] = at_once
+
+
+async def fail_after(kit: ControlKit, fail: Callable[[], None], stores: Callable[[Batch], Any]) -> None:
+    """The store fails as soon as it has stored a certain change: before a loop can act on that."""
+    begun = asyncio.Event()
+
+    def stored(batch: Batch) -> None:
+        if stores(batch) and not begun.is_set():
+            begun.set()
+            fail()
+
+    kit.plane.leadership.ledger.on_batch(stored)
+    async with asyncio.timeout(60):
+        await begun.wait()
 
 
 async def _silence(kit: ControlKit) -> None:
@@ -394,15 +439,112 @@ async def _wait(kit: ControlKit) -> None:
     await kit.clock.sleep(1)
 
 
+async def _placed_then_fails(kit: ControlKit, fail: Callable[[], None]) -> None:
+    async with running_task(kit.apply("web"), name="apply"):
+        await fail_after(kit, fail, lambda batch: any(each.node_id for each in batch.workloads))
+
+
+async def _runs(kit: ControlKit) -> None:
+    await kit.wait_status("web", "Running", seconds=120)
+
+
+async def _ready_then_fails(kit: ControlKit, fail: Callable[[], None]) -> None:
+    async with running_task(kit.apply("web", port=8001, labels={"service": "shop"}), name="apply"):
+        await fail_after(kit, fail, lambda batch: any(each.status.ports for each in batch.observations))
+
+
+async def _announced(kit: ControlKit) -> None:
+    await kit.wait(
+        lambda: kit.plane.leadership.tree.tree.find_children("/service/shop") == ("web",), seconds=30, what="announced"
+    )
+
+
+_SERVICE = json.dumps({"count": 2, "workload": {"type": "process", "process": {"command": ["serve"]}}}).encode()
+
+
+async def _submitted_then_fails(kit: ControlKit, fail: Callable[[], None]) -> None:
+    request = jobs_pb2.SubmitJobRequest(job_id="shop", engine="service", spec=_SERVICE)
+    async with running_task(kit.channel.call(Jobs.SUBMIT, request), name="submit"):
+        await fail_after(kit, fail, lambda batch: batch.jobs)
+
+
+async def _half_applied_then_fails(kit: ControlKit, fail: Callable[[], None]) -> None:
+    request = jobs_pb2.SubmitJobRequest(job_id="shop", engine="service", spec=_SERVICE)
+    async with running_task(kit.channel.call(Jobs.SUBMIT, request), name="submit"):
+        await fail_after(kit, fail, lambda batch: batch.workloads)
+
+
+async def _service_runs(kit: ControlKit) -> None:
+    def is_running() -> bool:
+        job = kit.plane.leadership.fleet.jobs[JobId("shop")]
+        return job.state is JobState.RUNNING and set(job.workloads) == {"shop-0", "shop-1"}
+
+    await kit.wait(is_running, seconds=120, what="the service runs")
+
+
+def _keep_shortly(kit: ControlKit) -> None:
+    """Blobs that nothing needs are removed by the second look; the store of blobs is opened again for that."""
+    service = kit.plane.leadership.artifacts
+    service._limits, service._store = StoreLimits(keep_unreferenced=1.0), None
+
+
+def _blobs(kit: ControlKit) -> list[Path]:
+    return list((Path(kit.settings.data_dir) / FOLDER).iterdir())
+
+
+async def _upload(kit: ControlKit) -> None:
+    async def content() -> AsyncIterator[artifacts_pb2.UploadArtifactRequest]:
+        start = artifacts_pb2.ArtifactStart(sha256=hashlib.sha256(b"x").hexdigest(), size=1)
+        yield artifacts_pb2.UploadArtifactRequest(start=start)
+        yield artifacts_pb2.UploadArtifactRequest(data=b"x")
+
+    _keep_shortly(kit)
+    assert [answer.stored async for answer in kit.channel.converse(Artifacts.UPLOAD, content())] == [False, True]
+    assert len(_blobs(kit)) == 1
+
+
+async def _removed(kit: ControlKit) -> None:
+    _keep_shortly(kit)
+    await kit.wait(lambda: not _blobs(kit), seconds=200, what="the blob is removed")
+
+
+async def _other_key(kit: ControlKit) -> None:
+    """Another control plane has set a secret with a key that this one does not have."""
+    (known,) = await kit.store._inner.secrets()
+    sealed = Sealer(b"o" * 32).seal(b"2", purpose="secret 's'")
+    await kit.store._inner.commit(Batch(secrets=(dataclasses.replace(known, sealed=sealed),)))
+    await kit.clock.sleep(60)
+
+
+async def _key_trouble_told(kit: ControlKit) -> None:
+    await kit.wait(lambda: "another key" in kit.plane.health()[1]["secrets"], seconds=70, what="trouble with the key")
+
+
 WORKS = [
-    Work("leases", running, _silence, _moved),
-    Work("heartbeats", running, _end_run, _completed),
-    Work("placement", _two_pending, _join, _both_run),
-    Work("drains", _begin_drain, _wait, _drained),
-    Work("groups", _apply_group, _wait, _settled),
-    Work("leadership", running, _wait, _leads),
-    Work("orphans", running, _add_stray, _told),
+    Work("leases", "leadership/leases", running, _silence, _moved),
+    Work("heartbeats", "", running, _end_run, _completed),
+    Work("placement", "leadership/placer", _two_pending, _join, _both_run),
+    Work("drains", "leadership/drains", _begin_drain, _wait, _drained),
+    Work("groups", "leadership/dispatch", _apply_group, _wait, _settled),
+    Work("leadership", "control/election", running, _wait, _leads),
+    Work("health", "control/store", running, _wait, _leads),
+    Work("orphans", "", running, _add_stray, _told),
+    Work("answers of agents", "leadership/reports", lambda kit: ready(kit, "n1"), _wait, _runs, _placed_then_fails),
+    Work(
+        "announcements",
+        "leadership/announcements",
+        lambda kit: ready(kit, "n1"),
+        _wait,
+        _announced,
+        _ready_then_fails,
+    ),
+    Work("jobs", "leadership/jobs", lambda kit: ready(kit, "n1"), _wait, _service_runs, _submitted_then_fails),
+    Work("steps of jobs", "", lambda kit: ready(kit, "n1"), _wait, _service_runs, _half_applied_then_fails),
+    Work("removal of artifacts", "leadership/artifacts", _upload, _wait, _removed),
+    Work("check of the key", "control/key", with_secret, _other_key, _key_trouble_told),
 ]
+#: The loop that only a follower has, which `check_following` is about, and a task that waits for the end of a term.
+OTHER_LOOPS = {"control/follow", "control/term"}
 
 
 async def stored_fleet(kit: ControlKit) -> Fleet:
@@ -421,14 +563,41 @@ async def is_consistent(kit: ControlKit) -> bool:
     } == {name: node.version for name, node in stored.nodes.items()}
 
 
+@contextlib.contextmanager
+def _logged() -> Iterator[list[logging.LogRecord]]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("shoal.control")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
+async def loops_of(kit: ControlKit) -> set[str]:
+    """The background tasks that a control plane has all the time, by their names."""
+
+    def under_way() -> set[asyncio.Task[Any]]:
+        return {task for task in asyncio.all_tasks() if task.get_name().startswith(("control/", "leadership/"))}
+
+    before = under_way()
+    await kit.clock.sleep(200)
+    return {task.get_name().rstrip("-0123456789") for task in before & under_way()}
+
+
 async def check_work(kit: ControlKit, work: Work, fault: Fault) -> None:
     """A loop survives a store that fails, and has done its work once the store is back."""
     await work.prepare(kit)
-    kit.store.fail(fault, times=math.inf)
-    await work.during(kit)
-    await kit.clock.sleep(45)
-    kit.store.heal()
-    await work.done(kit)
+    with _logged() as records:
+        await work.begin(kit, lambda: kit.store.fail(fault, times=math.inf))
+        await work.during(kit)
+        await kit.clock.sleep(45)
+        kit.store.heal()
+        await work.done(kit)
+    told = Counter(record.getMessage() for record in records if record.levelno >= logging.WARNING)
+    assert not [message for message, times in told.items() if times > MOST_REPEATED], told
     await kit.wait(kit.plane.is_ready, seconds=20)
     await kit.clock.sleep(5)
     assert await is_consistent(kit)

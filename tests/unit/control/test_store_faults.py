@@ -12,12 +12,14 @@ from shoal.wire.methods import AgentControl
 from tests.unit.control.leadership.test_two_leaders import two_control_planes
 from tests.unit.control.store_faults import (
     IN_LOOPS,
+    OTHER_LOOPS,
     WORKS,
     WRITES,
     check_work,
     check_write,
     checked_kit,
     every_write,
+    loops_of,
     name_of,
     some_pairs,
 )
@@ -36,6 +38,11 @@ pytestmark = pytest.mark.looptime(start=time.monotonic)
 def test_the_matrix_has_every_write():
     rows = {row.method.path for row in (*WRITES, *TOKEN_WRITES, *ISSUING)}
     assert rows | IN_LOOPS | {AgentControl.WATCH_EVENTS.path} == every_write()
+
+
+async def test_the_matrix_has_every_loop(tmp_path):
+    async with checked_kit(tmp_path) as kit:
+        assert await loops_of(kit) == {row.loop for row in WORKS if row.loop} | OTHER_LOOPS
 
 
 @pytest.mark.parametrize("rows", [WRITES, WORKS, TOKEN_WRITES, ISSUING], ids=["writes", "loops", "tokens", "issuing"])

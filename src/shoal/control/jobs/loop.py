@@ -23,7 +23,7 @@ from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.workloads.work_queue import DueQueue
 from shoal.core.clock import Clock
-from shoal.core.errors import NotLeaderError, PreconditionError, ShoalError
+from shoal.core.errors import PreconditionError, ShoalError
 from shoal.core.ids import JobId, WorkloadId
 from shoal.core.tasks import TaskScope
 from shoal.jobs.engine import Engine, Engines, Next, job_of
@@ -79,7 +79,7 @@ class JobLoop:
         self._workloads: dict[JobId, set[WorkloadId]] = {}
         self._opened: asyncio.Task[ShoalError | None] | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._rounds: dict[JobId, Rounds] = {}
+        self._rounds = Rounds("jobs")
         #: When each job began to make transitions, and how many since then.
         self._pace: dict[JobId, tuple[float, int]] = {}
         #: Jobs whose last transition found no room.
@@ -116,15 +116,12 @@ class JobLoop:
         await self._workflows.close()
 
     async def _work(self, job_id: JobId) -> None:
-        rounds = self._rounds.setdefault(job_id, Rounds(f"job {job_id}"))
         try:
             async with self._turns:
                 await self._look(job_id)
-            rounds.succeeded()
-        except NotLeaderError:
-            return
+            self._rounds.succeeded(job_id)
         except ShoalError as error:
-            rounds.failed(error)
+            self._rounds.failed(error, job_id)
             self._queue.look_again_in(job_id, AFTER_FAILURE_SECONDS)
         except Exception:  # an engine's bug must not end the control plane
             log.exception("job %s: its engine failed; it is looked at again in %g s", job_id, AFTER_FAILURE_SECONDS)
@@ -137,7 +134,7 @@ class JobLoop:
         record = self._fleet.jobs.get(job_id)
         if record is None:
             self._facts.forget(job_id)
-            self._rounds.pop(job_id, None)
+            self._rounds.forget(job_id)
             self._pace.pop(job_id, None)
             self._held.pop(job_id, None)
             if self._opened is not None:

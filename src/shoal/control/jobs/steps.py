@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from shoal.control.jobs.changes import JobChange, StoredWorkload
 from shoal.control.state.events import Origin, job_event
 from shoal.control.state.ledger import Ledger
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.workloads.groups import Groups
 from shoal.control.workloads.requests import WorkloadRequest, Workloads
@@ -44,8 +44,6 @@ from shoal.model.nodes import NodeState
 from shoal.model.workloads import DesiredState, WorkloadRecord
 from shoal.wire import convert
 
-log = logging.getLogger(__name__)
-
 #: Requests that are made together: they share transactions of the store.
 AT_ONCE = 50
 #: The pause before a step is tried again after the store failed.
@@ -67,18 +65,22 @@ class TransitionSteps:
         self._clock = clock
         #: Jobs whose last transition waits for room, and why.
         self.waiting: dict[JobId, str] = {}
+        self._rounds = Rounds("steps of jobs")
 
     async def run(self, name: str, change: Document, done: Mapping[str, Document]) -> Document:
         """Carry out one step. A failure of the store is waited out; a lost leadership is raised."""
         about = JobChange.from_document(change)
         while True:
             try:
-                return await self._run(name, about, done)
+                result = await self._run(name, about, done)
             except NotLeaderError:
                 raise
             except (UnavailableError, ConflictError) as error:
-                log.warning("job %s: step %s of transition %d waits: %s", about.job_id, name, about.number, error)
+                self._rounds.failed(error, about.job_id)
                 await self._clock.sleep(RETRY_SECONDS)
+            else:
+                self._rounds.succeeded(about.job_id)
+                return result
 
     async def _run(self, name: str, change: JobChange, done: Mapping[str, Document]) -> Document:
         if not self._is_due(change):

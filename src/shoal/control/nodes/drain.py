@@ -87,6 +87,7 @@ class Drains:
             for node_id in draining:
                 with rounds.attempt(node_id):
                     await self._look_at(node_id)
+            rounds.keep_only(draining)
             if not draining:
                 self._tries.clear()
                 self.stuck.clear()

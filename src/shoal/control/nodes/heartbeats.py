@@ -65,8 +65,6 @@ class Heartbeats:
         self._clock = clock
         self._scope = scope
         self._rounds = Rounds("heartbeats")
-        #: Nodes whose newest heartbeat waits until it can be stored.
-        self._unstored: set[NodeId] = set()
         self.reports_ignored = 0
 
     async def receive(self, heartbeat: Heartbeat) -> bool:
@@ -100,7 +98,7 @@ class Heartbeats:
                 raise LeadershipLostError("")
             contact.intake = self._scope.start(self._process(contact), name=f"heartbeat/{heartbeat.node_id}")
         # A store that hangs must not end contact with a node: its agent would stop waiting before the store does.
-        if heartbeat.node_id not in self._unstored:
+        if not self._rounds.fails(heartbeat.node_id):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
                     await contact.attempted.wait()
@@ -128,16 +126,13 @@ class Heartbeats:
             try:
                 await self._process_one(heartbeat, contact)
             except ShoalError as error:
-                self._unstored.add(heartbeat.node_id)
                 self._rounds.failed(error, heartbeat.node_id)
             except Exception:
                 log.exception("the heartbeat of node %s could not be processed", heartbeat.node_id)
             else:
-                self._unstored.discard(heartbeat.node_id)
-                if not self._unstored:
-                    self._rounds.succeeded()
+                self._rounds.succeeded(heartbeat.node_id)
             contact.attempted.set()
-            if heartbeat.node_id in self._unstored:
+            if self._rounds.fails(heartbeat.node_id):
                 contact.waiting = contact.waiting or heartbeat
                 await self._clock.sleep(self._patience)
 

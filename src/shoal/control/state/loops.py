@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 from shoal.core.errors import ConflictError, NotLeaderError, ShoalError
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """The rounds of one loop.
+    """The rounds of one loop, which may look after many things.
 
     Args:
         name: what the loop does, for the log.
@@ -28,30 +29,49 @@ class Rounds:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Why the last round failed; empty when it did not.
-        self.failure = ""
+        #: What failed in its last round, and how. A loop that looks after one thing has the key "".
+        self._failing: dict[str, str] = {}
+        self._kinds: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def attempt(self, about: str = "") -> Iterator[None]:
-        """Run one round. It never raises a `ShoalError`; `failure` says whether it failed."""
+        """Run one round. It never raises a `ShoalError`."""
         try:
             yield
         except ShoalError as error:
             self.failed(error, about)
         else:
-            self.succeeded()
+            self.succeeded(about)
 
     def failed(self, error: ShoalError, about: str = "") -> None:
         """Note a failure. Only the first of its kind is logged: a store that is away fails thousands of rounds."""
         kind = f"{type(error).__name__} {error.facts.get('outcome', '')}".strip()
-        if kind != self.failure:
+        if not self._kinds[kind]:
             expected = isinstance(error, ConflictError | NotLeaderError)
             what = f"{self.name}, {about}" if about else self.name
             log.log(logging.INFO if expected else logging.WARNING, "%s: failed and is tried again: %s", what, error)
-        self.failure = kind
+        self.forget(about)
+        self._failing[about] = kind
+        self._kinds[kind] += 1
 
-    def succeeded(self) -> None:
-        """Note a success."""
-        if self.failure:
+    def succeeded(self, about: str = "") -> None:
+        """Note a success. It is logged when nothing fails any more."""
+        if self.forget(about) and not self._failing:
             log.info("%s: succeeded again", self.name)
-            self.failure = ""
+
+    def fails(self, about: str) -> bool:
+        """Whether this failed in its last round."""
+        return about in self._failing
+
+    def forget(self, about: str) -> bool:
+        """Drop something that is no longer looked after. Returns whether it failed in its last round."""
+        kind = self._failing.pop(about, None)
+        if kind is None:
+            return False
+        self._kinds[kind] -= 1
+        return True
+
+    def keep_only(self, looked_after: Collection[str]) -> None:
+        """Drop everything else."""
+        for about in self._failing.keys() - set(looked_after):
+            self.forget(about)

@@ -17,6 +17,7 @@ from shoal.control.agents.calls import is_foreign, is_unsupported
 from shoal.control.agents.pump import Pump
 from shoal.control.state.fleet import Fleet
 from shoal.control.state.ledger import Ledger
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.trust.secrets import named_by
 from shoal.control.workloads.commands import CommandLog
@@ -49,7 +50,7 @@ from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import NotLeaderError, ShoalError
+from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import TaskScope
 from shoal.model.nodes import NodeState
@@ -99,6 +100,7 @@ class Dispatch:
         self._entropy = entropy
         self._scope = scope
         self._on_step = on_step
+        self._rounds = Rounds("workloads")
         ledger.on_reload(self._reloaded)
         ledger.on_batch(self._stored)
 
@@ -208,14 +210,15 @@ class Dispatch:
         try:
             if await work:
                 self._queue.enqueue(workload_id)
-        except NotLeaderError:
-            pass  # another process leads
         except ShoalError as error:
-            # The store cannot be reached, or two writers met too often: nothing is lost, the request is durable.
-            log.warning("workload %s: %s", workload_id, error)
+            # The store cannot be reached, or two writers met too often: nothing is lost, the request is durable. A
+            # lost leadership looks again too: it ends this object, unless it was confirmed after all.
+            self._rounds.failed(error, workload_id)
             self._queue.look_again_in(workload_id, STORE_RETRY_SECONDS)
         except Exception:  # noqa: BLE001 logged there
             self._failed_by_bug(workload_id)
+        else:
+            self._rounds.succeeded(workload_id)
 
     def _failed_by_bug(self, workload_id: WorkloadId) -> None:
         """A bug, or an answer nobody thought of: it must not stop the other workloads."""
@@ -298,6 +301,7 @@ class Dispatch:
 
     def _drop(self, workload_id: WorkloadId) -> None:
         self._commands.forget(workload_id)
+        self._rounds.forget(workload_id)
         for part in (self._pending, self._copies, self._queue):
             part.forget(workload_id)
 
