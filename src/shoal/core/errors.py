@@ -77,9 +77,11 @@ class ShoalError(Exception):
         message: what happened, as one line without a trailing period.
         hint: what the reader can do about it, or an empty string.
         facts: the values that the sentence was made from.
+        details: more lines for a person, each with a label, such as the rows that a step failed on.
     """
 
     retryable: ClassVar[bool] = False
+    details: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(message)

@@ -225,6 +225,9 @@ def test_what_fails_ends_it_with_an_error(tmp_path: Path) -> None:
     assert "copies ended" in done.stderr
     assert "error: map(boom)" in done.stderr
     assert "ValueError: no good" in done.stderr
+    told = dict(line.split(None, 1) for line in done.stderr.splitlines() if line.startswith("  "))
+    assert (told["input"], told["row"]) == ("a: int64", "{'a': 1}")
+    assert told["read"].endswith("offsets 0 to 0")
     assert "Traceback" not in done.stderr
     own = call(tmp_path, "my_app.py")
     assert own.returncode == 1

@@ -29,6 +29,7 @@ from shoal.dataflow.api.progress import step_progress
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 from shoal.dataflow.language.logical import OnError
 from tests.integration.dataflow.own_source import OwnSource
 from tests.integration.dataflow.test_topics import ROWS, fill, read
@@ -214,10 +215,15 @@ def fails(batch):
     raise ValueError(f"cannot use {batch.num_rows} rows")
 
 
-def test_an_error_of_a_users_function_comes_out_with_its_step_and_line(tmp_path):
+def test_an_error_of_a_users_function_comes_out_with_its_step_line_rows_and_offsets(tmp_path):
     stream = Stream.from_dicts([{"a": 1}, {"a": 2}]).map(fails, schema={"a": "int64"})
-    with pytest.raises(ShoalError, match=r"map\(fails\).*cannot use 2 rows"):
+    with pytest.raises(OperatorFailedError, match=r"map\(fails\).*cannot use 2 rows") as raised:
         engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=1)
+    error = raised.value
+    assert error.at is not None
+    assert Path(error.at.file).name == Path(__file__).name
+    assert error.input == StepInput("a: int64", ("{'a': 1}", "{'a': 2}"), 2, True, error.input.read)
+    assert error.input.read.endswith("offsets 0 to 1")
 
 
 def speaks(batch):

@@ -14,6 +14,7 @@ import pytest
 from shoal.cli import output
 from shoal.cli.output.tables import Column
 from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 
@@ -93,6 +94,17 @@ def test_long_lines_are_not_broken(capsys):
     output.words("word " * 60)
     output.fail(NotFoundError("workload", "w" * 120, hint="h" * 200))
     assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_the_details_of_an_error_are_lines_of_their_own(capsys):
+    worked_on = StepInput("a: int64", ("{'a': 1}",), 1, True, "topic t, split 0, offsets 3 to 3")
+    output.fail(OperatorFailedError("sum", ValueError("no"), given=worked_on))
+    assert capsys.readouterr().err.splitlines() == [
+        "error: sum (task 0): ValueError: no",
+        "  input  a: int64",
+        "  row    {'a': 1}",
+        "  read   topic t, split 0, offsets 3 to 3",
+    ]
 
 
 def test_escape_sequences_of_others_do_not_pass(capsys):

@@ -260,13 +260,16 @@ def fail_by_bug(error: Exception) -> int:
 
 
 def fail(error: ShoalError) -> None:
-    """Print an error: one line (one for each problem of bad input), a blank line, and a hint."""
+    """Print an error: one line (one for each problem of bad input), its details, a blank line, and a hint."""
     message, hint = hints.told(error)
     if isinstance(error, InvalidError) and error.problems:
         for problem in error.problems:
             _labelled("error", clean(str(problem)), "bold red")
     else:
         _labelled("error", clean(message), "bold red")
+    size = max((len(label) for label, _text in error.details), default=0)
+    for label, text in error.details:
+        words(f"  {pad(label, size)}  {clean(text)}")
     if hint:
         words("")
         _labelled("hint", clean(hint), "bold cyan")

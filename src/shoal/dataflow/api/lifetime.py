@@ -26,8 +26,7 @@ import pyarrow as pa
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
 from shoal.dataflow.api.left_out import LeftOut, begun, find_left_out
-from shoal.dataflow.language.failures import RemoteError
-from shoal.dataflow.operators.policies import FunctionError
+from shoal.dataflow.language.failures import FunctionError, RemoteError
 
 T = TypeVar("T")
 
@@ -260,7 +259,8 @@ def say_plainly(error: ShoalError) -> None:
         if not isinstance(value, ShoalError) or value not in _plain:
             before(kind, value, trace)
             return
-        sys.stderr.write(f"error: {value.message}\n" + (f"hint: {value.hint}\n" if value.hint else ""))
+        lines = [("error", value.message), *value.details, *([("hint", value.hint)] if value.hint else [])]
+        sys.stderr.writelines(f"{label}: {text}\n" for label, text in lines)
 
     hook.is_plain = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -202,6 +202,7 @@ class _TaskPlan:
             parents=tuple((link.step, link.port) for link in step.links),
             sink=operator if isinstance(operator, SinkStep) else None,
             is_source=isinstance(step.node, Source),
+            schemas=tuple(self._program.facts[each].schema for each in step.node.inputs),
         )
 
     def _cut_into_morsels(self, steps: list[RunningStep]) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from shoal.core.errors import ShoalError
 from shoal.dataflow.checkpoint.uploads import RestoredState
 from shoal.dataflow.execution.alignment import Idle, send
-from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Watermark
-from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Schema, Watermark
+from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError, StepInput
 from shoal.dataflow.language.logical import Location
 from shoal.dataflow.operators.base import Context, Operator, OperatorState
+from shoal.dataflow.operators.policies import shown_rows, shown_schema
 from shoal.dataflow.plan.physical import MAIN
 from shoal.exchange.base import Sender
 
@@ -177,6 +179,8 @@ class RunningStep:
     #: The watermark of what comes out of it, and of each of its inputs.
     behind: int = START_OF_TIME
     port_watermarks: dict[int, int] = field(default_factory=dict)
+    #: What is known of its inputs before any row: the columns of each.
+    schemas: tuple[Schema | None, ...] = ()
 
     def overrides(self, method: str) -> bool:
         """Whether the operator does something of its own there: what nobody listens to is not called."""
@@ -195,13 +199,19 @@ class RunningStep:
             except OperatorFailedError:  # of a step behind this one: it has its name already
                 raise
             except Exception as error:
-                raise failed(error) from error
+                raise failed(error, batch) from error
 
         return receive
 
-    def failed(self, error: Exception) -> Exception:
-        """The error with the step's name."""
-        return OperatorFailedError(self.name, error, at=self.at, subtask=self.context.subtask)
+    def failed(self, error: Exception, batch: Batch | None = None) -> OperatorFailedError:
+        """The error with the step's name, and what it worked on."""
+        given = StepInput(schema=" | ".join(shown_schema(each) for each in self.schemas if each is not None))
+        if batch is not None:
+            known = error.facts.get("rows", "").splitlines() if isinstance(error, ShoalError) else []
+            given = StepInput(
+                shown_schema(batch.schema), tuple(known) or shown_rows(batch), batch.num_rows, bool(known)
+            )
+        return OperatorFailedError(self.name, error, at=self.at, subtask=self.context.subtask, given=given)
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the operator, with the step's name on what it raises."""

@@ -107,6 +107,8 @@ class SourceDriver:
         self._time = share.node.time if share.needs_time else None
         self._splits = {each.name: each for each in share.splits}
         self._positions: dict[str, Any] = {}
+        #: The split that was read last, and its position before that.
+        self._last: tuple[str, Any] | None = None
         #: The positions of checkpoints that are not known to be complete.
         self._noted: dict[int, dict[str, Any]] = {}
         self._ended: set[str] = set()
@@ -203,6 +205,7 @@ class SourceDriver:
         self._take_ended()
         if fetched is None:
             return None
+        self._last = (fetched.split.name, self._positions.get(fetched.split.name))
         self._positions[fetched.split.name] = fetched.position
         if fetched.poison is not None and fetched.poison.num_rows:
             self._refuse(fetched.poison, out, fetched.split)
@@ -294,6 +297,17 @@ class SourceDriver:
         self._noted = {number: each for number, each in self._noted.items() if number > checkpoint}
         if positions and isinstance(self._reader, SupportsOffsets):
             self._reader.commit_offsets(positions)
+
+    def last_read(self) -> str:
+        """What was read last, in words: the split and its offsets."""
+        if self._last is None:
+            return ""
+        split, before = self._last
+        place = f"{self._connector.label}, split {split}"
+        after = self._positions.get(split)
+        if not isinstance(after, int) or not isinstance(before, int | None):
+            return f"{place}, behind position {json.dumps(before)}, up to {json.dumps(after)}"
+        return f"{place}, offsets {before or 0} to {after - 1}"
 
     def _entry(self, split: Split) -> dict[str, Any]:
         greatest = START_OF_TIME if self._marks is None else self._marks.greatest(split)

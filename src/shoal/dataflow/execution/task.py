@@ -37,6 +37,7 @@ from shoal.dataflow.execution.alignment import AlignedInbox, Idle
 from shoal.dataflow.execution.chain import Chain, Receiver, StepCounts
 from shoal.dataflow.execution.sources import SourceDriver
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, End, Watermark
+from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.settings import FlowSettings
 from shoal.exchange.errors import Cancelled
 
@@ -332,10 +333,14 @@ class SourceTask(Task):
                 self._obey()
                 continue
             began = self._clock.monotonic()
-            batch = step.call(self._fetch, timeout)
-            if batch is not None:
-                emit(batch)
-            else:
+            try:
+                batch = step.call(self._fetch, timeout)
+                if batch is not None:
+                    emit(batch)
+            except OperatorFailedError as error:
+                error.set_input(replace(error.input, read=self._driver.last_read()))
+                raise
+            if batch is None:
                 self._idle_seconds += self._clock.monotonic() - began
             self._advance()
             self._pause(0 if batch is None else batch.num_rows, began, timeout)

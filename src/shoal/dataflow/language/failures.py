@@ -1,25 +1,59 @@
 """What a run raises when something in it fails.
 
     ShoalError
-    ├── OperatorFailedError   a step raised: which one, the user's line, and what it raised
+    ├── OperatorFailedError   a step raised: which one, the user's line, what it worked on, and what it raised
+    ├── FunctionError         a user's function raised, for which row
     ├── ExpressionError       an expression cannot be worked out for the values that came
     ├── PoisonError           a source brought rows that cannot be read, and the policy is to fail
     ├── CheckpointError       checkpoints could not be made, or none of those that are there can be used
     └── RemoteError           an error that is not one of Shoal's, in another process: its type name and its text
 
-Raised by `shoal.dataflow.execution.task`, `shoal.dataflow.execution.sources` and `shoal.dataflow.checkpoint`.
+Raised by `shoal.dataflow.execution`, `shoal.dataflow.operators` and `shoal.dataflow.checkpoint`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from shoal.core.errors import ShoalError
 from shoal.dataflow.language.logical import Location
 
 
-class OperatorFailedError(ShoalError):
-    """A step of a flow raised. What it raised is the cause (`__cause__`); `at` is the line that asked for the step."""
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What a step worked on when it failed, in words and shortened."""
 
-    def __init__(self, operator: str, cause: BaseException, *, at: Location | None = None, subtask: int = 0) -> None:
+    #: Its columns and their types.
+    schema: str = ""
+    #: Some rows: those that it failed on where that is known, else the first ones of their batch.
+    rows: tuple[str, ...] = ()
+    #: Rows of the batch; 0 when the step failed between batches, such as at the end of a window.
+    batch_rows: int = 0
+    #: Whether it is known that it failed on these rows.
+    is_exact: bool = False
+    #: Which part of a source was read last: the split, and the offsets.
+    read: str = ""
+
+
+class OperatorFailedError(ShoalError):
+    """A step of a flow raised. What it raised is the cause (`__cause__`).
+
+    Attributes:
+        operator: the name of the step.
+        at: the line that asked for the step.
+        input: what it worked on.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        cause: BaseException,
+        *,
+        at: Location | None = None,
+        subtask: int = 0,
+        given: StepInput | None = None,
+    ) -> None:
         where = f", from {at}" if at is not None else ""
         super().__init__(
             f"{operator} (task {subtask}{where}): {describe(cause)}",
@@ -30,6 +64,26 @@ class OperatorFailedError(ShoalError):
         )
         self.operator = operator
         self.at = at
+        self.set_input(given or StepInput())
+
+    def set_input(self, given: StepInput) -> None:
+        """What the step worked on. A traceback shows it, and the command line shows `details`."""
+        self.input = given
+        self.details = tuple(_words_of(given))
+        self.__notes__ = [f"{label}: {text}" for label, text in self.details]
+
+
+def _words_of(given: StepInput) -> Iterator[tuple[str, str]]:
+    if given.schema:
+        yield "input", given.schema
+    for row in given.rows:
+        yield "row" if given.is_exact else f"one of {given.batch_rows} rows", row
+    if given.read:
+        yield "read", given.read
+
+
+class FunctionError(ShoalError):
+    """A user's function raised. What it raised is the cause; the facts say which function, where, and for which row."""
 
 
 class ExpressionError(ShoalError):

@@ -12,25 +12,25 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from shoal.core.errors import ShoalError
-from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.failures import FunctionError
 from shoal.dataflow.language.logical import Location, OnError
 from shoal.dataflow.operators.base import Output
 from shoal.dataflow.operators.rows import visible_names
 
 ERRORS = "errors"
 ERROR = "error"
+#: Characters that are shown of a row, of one of its values, and of a schema; and rows that are shown.
 _MAX_SHOWN = 500
+_MAX_VALUE = 120
+_MAX_SCHEMA = 2_000
+_MOST_ROWS = 3
 
 Result = TypeVar("Result")
 
 
 #: What to do about rows that end a run.
 LENIENT = "on_error='skip' leaves such rows out, on_error='side' gives them to the side output `errors`"
-
-
-class FunctionError(ShoalError):
-    """A user's function raised. What it raised is the cause; the facts say which function, where, and for which row."""
 
 
 @dataclass(slots=True)
@@ -67,29 +67,25 @@ class ErrorPolicy:
         text = _text(error)
         out.emit_side(ERRORS, row.append_column(ERROR, pa.array([text] * row.num_rows, pa.string())))
 
-    def failure(self, error: Exception, row: Batch | None, *, among: int = 0) -> FunctionError:
-        """The error that ends the run. Without a row it is that of `among` rows together."""
+    def failure(self, error: Exception, bad: Batch | None, *, among: int = 0) -> FunctionError:
+        """The error that ends the run, with some bad rows. Without any it is that of `among` rows together."""
         where = f", from {self.at}" if self.at is not None else ""
-        shown = "" if row is None else shown_row(row)
-        names = (
-            []
-            if row is None
-            else [f"{field.name}: {field.type}" for field in row.select(visible_names(row.schema)).schema]
-        )
+        shown = () if bad is None else shown_rows(bad)
         return FunctionError(
-            f"{self.label}{where} raised {_text(error)}{_which(shown, among)}",
+            f"{self.label}{where} raised {_text(error)}{_which(shown[0] if shown else '', among)}",
             hint=LENIENT,
             function=self.label,
             at=self.at or "",
-            row=shown,
-            schema=", ".join(names),
+            row=shown[0] if shown else "",
+            rows="\n".join(shown),
+            schema="" if bad is None else shown_schema(bad.schema),
         )
 
     def _apply_parts(
         self, function: Callable[[Batch], Result], batch: Batch, error: Exception, out: Output
     ) -> Iterator[tuple[Batch, Result]]:
         if self.on_error is OnError.FAIL:
-            raise self.failure(error, first_bad(function, batch, error), among=batch.num_rows) from error
+            raise self.failure(error, bad_rows(function, batch, error), among=batch.num_rows) from error
         if batch.num_rows <= 1:
             self.reject(batch, error, out)
             return
@@ -98,23 +94,44 @@ class ErrorPolicy:
             yield from self.apply(function, part, out)
 
 
-def first_bad(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> Batch | None:
-    """The first row that the function raises the same kind of error for; None when it does so for no row alone.
+def bad_rows(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> Batch | None:
+    """The first few rows that the function raises the same kind of error for; None when it does so for no row alone."""
+    found: list[Batch] = []
+    while len(found) < _MOST_ROWS:
+        place = _first_bad(function, batch, error)
+        if place is None:
+            break
+        found.append(batch.slice(place, 1))
+        batch = batch.slice(place + 1)
+        if not batch.num_rows or _raised(function, batch, error) is None:
+            break
+    return pa.concat_batches(found) if found else None
+
+
+def _first_bad(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> int | None:
+    """The place of the first row of a batch that the function raises the same kind of error for, alone.
 
     What else it raises for a few rows says nothing about the batch: some functions cannot take so few.
     """
-    while batch.num_rows > 1:
-        half = batch.num_rows // 2
-        for part in (batch.slice(0, half), batch.slice(half)):
-            try:
-                function(part)
-            except Exception as raised:  # noqa: BLE001 - whatever a user's function raises
-                if type(raised) is type(error):
-                    batch = part
-                    break
+    begin, rows = 0, batch.num_rows
+    while rows > 1:
+        half = rows // 2
+        for start, size in ((begin, half), (begin + half, rows - half)):
+            if _raised(function, batch.slice(start, size), error) is not None:
+                begin, rows = start, size
+                break
         else:
             return None
-    return batch if batch.num_rows else None
+    return begin if rows else None
+
+
+def _raised(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> Exception | None:
+    """What a function raises for a batch, if it is of the same kind."""
+    try:
+        function(batch)
+    except Exception as raised:  # noqa: BLE001 - whatever a user's function raises
+        return raised if type(raised) is type(error) else None
+    return None
 
 
 def _which(row: str, among: int) -> str:
@@ -129,8 +146,27 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:_MAX_SHOWN] if text else type(error).__name__
 
 
-def shown_row(row: Batch, reads: Collection[str] = ()) -> str:
-    """The first row of a batch for people. What was read of it comes first, for a long row is cut."""
-    names = sorted(visible_names(row.schema), key=lambda name: name not in reads)
-    values = row.slice(0, 1).select(names).to_pylist()
-    return repr(values[0])[:_MAX_SHOWN] if values else ""
+def shown_rows(batch: Batch, reads: Collection[str] = ()) -> tuple[str, ...]:
+    """The first few rows of a batch for people. What was read of them comes first, for a long row is cut."""
+    names = sorted(visible_names(batch.schema), key=lambda name: name not in reads)
+    columns = {name: batch.column(name) for name in names}
+    return tuple(
+        _shorten(f"{{{', '.join(f'{name!r}: {_shown(column, row)}' for name, column in columns.items())}}}", _MAX_SHOWN)
+        for row in range(min(batch.num_rows, _MOST_ROWS))
+    )
+
+
+def shown_schema(schema: Schema) -> str:
+    """The columns of a schema and their types for people."""
+    return _shorten(", ".join(f"{name}: {schema.field(name).type}" for name in visible_names(schema)), _MAX_SCHEMA)
+
+
+def _shown(column: Any, row: int) -> str:
+    try:
+        return _shorten(repr(column[row].as_py()), _MAX_VALUE)
+    except Exception as error:  # noqa: BLE001 - a time that Python has not, a type of somebody else's
+        return f"<{type(error).__name__}>"
+
+
+def _shorten(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"

@@ -16,7 +16,7 @@ from shoal.dataflow.language.failures import ExpressionError
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Operator, Output
-from shoal.dataflow.operators.policies import LENIENT, ErrorPolicy, first_bad, shown_row
+from shoal.dataflow.operators.policies import LENIENT, ErrorPolicy, bad_rows, shown_rows
 
 Result = TypeVar("Result")
 
@@ -139,12 +139,13 @@ def _or_fail(function: Callable[[Batch], Result], batch: Batch, reads: Callable[
     try:
         return function(batch)
     except ExpressionError as error:
-        row = first_bad(function, batch, error)
-        if row is None:
+        bad = bad_rows(function, batch, error)
+        if bad is None:
             raise
-        told = _error_of(function, row) or error
-        shown = shown_row(row, reads(str(told.facts.get("column", ""))))
-        raise ExpressionError(f"{told.message} for the row {shown}", hint=LENIENT, **told.facts, row=shown) from error
+        told = _error_of(function, bad.slice(0, 1)) or error
+        rows = shown_rows(bad, reads(str(told.facts.get("column", ""))))
+        facts = {**told.facts, "row": rows[0], "rows": "\n".join(rows)}
+        raise ExpressionError(f"{told.message} for the row {rows[0]}", hint=LENIENT, **facts) from error
 
 
 def _error_of(function: Callable[[Batch], Any], row: Batch) -> ExpressionError | None:

@@ -45,6 +45,7 @@ from shoal.dataflow.execution.hosts.control_messages import (
     TaskReport,
 )
 from shoal.dataflow.execution.hosts.error_texts import CauseText, ErrorText, Line, describe_error
+from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 
 TASK = TaskId(1, 0)
@@ -86,10 +87,12 @@ PART = TaskPart(
     pause=0.25,
     outputs={"files": b"ahead"},
 )
+WORKED_ON = StepInput("a: int64", ("{'a': 1}", "{'a': 2}"), 64, True, "topic t, split 0, offsets 3 to 66")
 FAILED = ErrorText(
     (
         *describe_error(InvalidError([problem("a", 1, "must be 2")], what="it", hint="write 2")).chain,
-        CauseText("ValueError", "no", "", {}, (), Line("app.py", 7, "main"), "Traceback …", False),
+        *describe_error(OperatorFailedError("sum", ValueError("no"), given=WORKED_ON)).chain,
+        CauseText("ValueError", "no", "", {}, (), Line("app.py", 7, "main"), None, "Traceback …", False),
     )
 )
 _COMMANDS = (

@@ -21,9 +21,8 @@ from shoal.dataflow.execution.hosts.control_messages import BadMessageError
 from shoal.dataflow.execution.hosts.error_texts import describe_error, rebuild_error
 from shoal.dataflow.execution.hosts.plain_values import form_of
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import OperatorFailedError, RemoteError
+from shoal.dataflow.language.failures import FunctionError, OperatorFailedError, RemoteError, StepInput
 from shoal.dataflow.language.logical import Location
-from shoal.dataflow.operators.policies import FunctionError
 from tests.unit.dataflow.execution.control_samples import SAMPLES
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "dataflow" / "control_messages.json"
@@ -188,12 +187,14 @@ def raised(error: BaseException) -> BaseException:
 def test_a_failed_step_comes_back_with_its_line_and_its_cause():
     function = FunctionError("f failed for a row", hint="mend it", row="{'a': 1}")
     function.__cause__ = raised(ValueError("seven"))
-    failed = OperatorFailedError("map(f)", function, at=Location("app.py", 7, "main"), subtask=1)
+    worked_on = StepInput("a: int64", ("{'a': 1}",), 9, True, "topic t, split 0, offsets 3 to 11")
+    failed = OperatorFailedError("map(f)", function, at=Location("app.py", 7, "main"), subtask=1, given=worked_on)
     failed.__cause__ = function
     found = crossed(failed)
     assert isinstance(found, OperatorFailedError)
     assert (found.message, found.hint, found.facts) == (failed.message, "mend it", failed.facts)
     assert (found.operator, found.at) == ("map(f)", Location("app.py", 7, "main"))
+    assert (found.input, found.details, found.__notes__) == (worked_on, failed.details, failed.__notes__)
     assert isinstance(found.__cause__, FunctionError)
     assert found.__cause__.facts == {"row": "{'a': 1}"}
     foreign = found.__cause__.__cause__

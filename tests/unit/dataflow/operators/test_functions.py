@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError
 from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE
+from shoal.dataflow.language.failures import FunctionError
 from shoal.dataflow.language.logical import Location, OnError
 from shoal.dataflow.operators.base import Context
 from shoal.dataflow.operators.custom import CustomOperator
 from shoal.dataflow.operators.opaque import FilterBatches, MapBatches
-from shoal.dataflow.operators.policies import ErrorPolicy, FunctionError
+from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.records import MapRecords
 from shoal.dataflow.operators.stateless import Filter, Project
 from shoal.dataflow.state.groups import KeyedState

@@ -10,17 +10,16 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.core import errors as core
 from shoal.core.errors import InvalidError, Problem, ShoalError
 from shoal.dataflow.language import errors as language
 from shoal.dataflow.language import failures
-from shoal.dataflow.language.failures import OperatorFailedError, RemoteError
+from shoal.dataflow.language.failures import OperatorFailedError, RemoteError, StepInput
 from shoal.dataflow.language.logical import Location
 from shoal.dataflow.language.parts import MismatchError
-from shoal.dataflow.operators.policies import FunctionError
 from shoal.exchange import errors as exchange
 from shoal.topics import errors as topics
 
@@ -38,8 +37,7 @@ def _errors_in(*modules: Any) -> Iterable[type[ShoalError]]:
 
 
 _KNOWN: Mapping[str, type[ShoalError]] = {
-    kind.__name__: kind
-    for kind in (*_errors_in(core, exchange, failures, language, topics), FunctionError, MismatchError)
+    kind.__name__: kind for kind in (*_errors_in(core, exchange, failures, language, topics), MismatchError)
 }
 
 
@@ -64,6 +62,8 @@ class CauseText:
     #: Broken rules: field, value and rule of each.
     problems: tuple[tuple[str, ...], ...]
     at: Line | None
+    #: Of steps that failed only.
+    input: StepInput | None
     #: Of foreign errors only.
     traceback: str
     #: A foreign error that Arrow or the operating system raised.
@@ -95,12 +95,18 @@ def _describe(error: BaseException) -> CauseText:
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         shown = "".join(traceback.format_exception(kind, error, error.__traceback__, chain=False))
         is_system = isinstance(error, OSError) or kind.__module__.partition(".")[0] == "pyarrow"
-        return CauseText(name, _text(error), "", {}, (), line, shown[-_MOST_TEXT:], is_system)
+        return CauseText(name, _text(error), "", {}, (), line, None, shown[-_MOST_TEXT:], is_system)
     kind = next(each for each in type(error).__mro__ if each.__name__ in _KNOWN)
     facts = {str(name): _cut(value) for name, value in list(error.facts.items())[:_MOST_ENTRIES]}
     problems = error.problems[:_MOST_ENTRIES] if isinstance(error, InvalidError) else ()
     rules = tuple((_cut(each.field), _cut(each.value), _cut(each.rule)) for each in problems)
-    return CauseText(kind.__name__, _cut(error.message), _cut(error.hint), facts, rules, line, "", False)
+    worked_on = _cut_input(error.input) if isinstance(error, OperatorFailedError) else None
+    return CauseText(kind.__name__, _cut(error.message), _cut(error.hint), facts, rules, line, worked_on, "", False)
+
+
+def _cut_input(given: StepInput) -> StepInput:
+    rows = tuple(_cut(each) for each in given.rows[:_MOST_ENTRIES])
+    return replace(given, schema=_cut(given.schema), rows=rows, read=_cut(given.read))
 
 
 def _text(error: BaseException) -> str:
@@ -137,6 +143,7 @@ def _rebuild(text: CauseText) -> ShoalError:
         error.at = at
     if isinstance(error, OperatorFailedError):
         error.operator = text.facts.get("operator", "")
+        error.set_input(text.input or StepInput())
     if isinstance(error, core.CorruptError):
         offset = text.facts.get("offset", "")
         error.path, error.offset = text.facts.get("file", ""), int(offset) if offset.isdecimal() else 0
