@@ -133,6 +133,8 @@ class FakeMachine:
         self.files: dict[str, tuple[tuple[FileSpec, bytes], ...]] = {}
         #: What work directories use, in bytes, by workload.
         self.disk_used: dict[str, int] = {}
+        #: How many seconds it takes to measure one.
+        self.disk_walks: dict[str, float] = {}
         self._failed_starts: dict[str, int] = {}
         self._watchers: set[asyncio.Queue[RunInfo]] = set()
         self._pids = 1000
@@ -409,6 +411,7 @@ class FakeRuntime:
         """As the machine says."""
         del at_most
         self._machine.check()
+        await self._machine.clock.sleep(self._machine.disk_walks.get(workload_id, 0.0))
         return self._machine.disk_used.get(workload_id, 0)
 
     async def extend_deadlines(self, run_ids: tuple[RunId, ...], until: float) -> None:

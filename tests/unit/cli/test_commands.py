@@ -332,6 +332,17 @@ def test_apply_detached_of_what_is_unchanged_says_how_it_is_and_where(control, c
     assert (applied["outcome"], applied["status"], applied["node_id"]) == ("unchanged", "Running", "node-1")
 
 
+@pytest.mark.parametrize("how", ["--detach", "--dry-run"])
+@pytest.mark.parametrize("named", [False, True], ids=["own-directory", "named-directory"])
+def test_apply_says_that_a_directory_of_the_spec_is_not_bounded(control, capsys, tmp_path, named, how):
+    process = "command: [sleep, '60']" + (", working_dir: /srv/web" if named else "")
+    text = f"id: web\ntype: process\nprocess: {{{process}}}\nresources: {{disk_gb: 2}}\n"
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, text), how], capsys)
+    assert outcome.code == 0
+    words = "workload web: its 2 GB of resources.disk_gb are reserved, but not a bound: working_dir /srv/web may be"
+    assert (words in outcome.stderr) is named
+
+
 def test_apply_of_a_stopped_workload_waits_for_that(control, capsys, tmp_path):
     text = WEB.replace("web", "quiet") + "desired_state: Stopped\n"
     outcome = run_cli(control, ["apply", "-f", spec(tmp_path, text)], capsys)

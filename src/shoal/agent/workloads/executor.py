@@ -178,7 +178,7 @@ class Executor:
             self.roster.add_orphan(info)
         for kind, runtime in self._runtimes.items():
             self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
-        disks = DiskWatch(self.roster, self._runtimes, self._clock)
+        disks = DiskWatch(self.roster, self._runtimes, self._clock, scope=self._scope)
         self._scope.start(disks.run(), name="disk limits")
         orphans = OrphanWatch(self.roster, self._runtimes, self._clock)
         self._scope.start(orphans.run(), name="orphans")

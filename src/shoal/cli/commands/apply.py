@@ -91,6 +91,7 @@ async def apply(
     Exit codes: 0 everything runs, 1 one failed, 2 a file is wrong, 3 no node has room for one, 4 timed out.
     """
     documents = read_specs(files, recursive=recursive)
+    _warn_of_unbounded_disks(documents)
     if dry_run:
         return await preview(control, documents, as_json=as_json)
     applied: list[Applied] = []
@@ -120,6 +121,17 @@ async def apply(
     _report(applied, waited, as_json=as_json)
     waiting.explain(waited)
     return waited.exit_code
+
+
+def _warn_of_unbounded_disks(documents: Sequence[LocatedDocument[Document]]) -> None:
+    for document in (each.document for each in documents):
+        for one in (document,) if isinstance(document, WorkloadDocument) else document.members:
+            process, disk_gb = one.spec.process, one.spec.request.disk_gb
+            if process is not None and process.working_dir and disk_gb:
+                output.warn(
+                    f"workload {one.id}: its {disk_gb} GB of resources.disk_gb are reserved, but not a bound: "
+                    f"working_dir {process.working_dir} may be shared, so it is not measured"
+                )
 
 
 async def _apply_one(control: ControlPlane, located: LocatedDocument[Document]) -> list[Applied]:
