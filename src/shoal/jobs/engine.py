@@ -128,6 +128,8 @@ class Decision:
     message: str = ""
     #: Whether it takes in what a person last asked for. Those who wait for a request wait for this.
     takes_request: bool = True
+    #: Whether it is another way, taken because the plan before found no room. It need not wait as a repetition does.
+    instead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ MAX_KEY = 128
 """The longest client key."""
 MAX_MESSAGE = 2000
 """The longest message in the row of a job."""
+NO_SAVEPOINT = "no savepoint: "
+"""What the message of a job begins with after a request for a savepoint that could not be made."""
 JOB_LABEL = "shoal.job"
 """The label of every workload of a job, with the id of the job. Specs of people may not set it."""
 

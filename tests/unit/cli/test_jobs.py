@@ -18,7 +18,7 @@ from shoal.cli.connection import session
 from shoal.client import ControlPlane
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnsupportedError
 from shoal.jobs.engine import Engines
-from shoal.model.jobs import JobDesired, JobRequest, JobState, JobView
+from shoal.model.jobs import JobAction, JobDesired, JobRequest, JobState, JobView
 from shoal.services import ServiceEngine
 from shoal.testing.clock import LoopClock
 from shoal.testing.control import CONTROL_ADDRESS, START, ControlKit
@@ -296,6 +296,14 @@ def test_what_a_wait_ends_with(goal, reached, failed):
     verdicts = {state.value: judge(job(state), goal).verdict for state in JobState}
     assert {name for name, verdict in verdicts.items() if verdict is Verdict.DONE} == reached
     assert {name for name, verdict in verdicts.items() if verdict is Verdict.FAILED} == failed
+
+
+def test_a_savepoint_that_could_not_be_made_is_a_failure_although_the_job_runs():
+    asked = JobRequest(JobAction.SAVEPOINT, 2)
+    saved = dataclasses.replace(job(JobState.RUNNING, taken=2, number=2), request=asked, message="savepoint /c/7")
+    assert judge(saved, JobGoal.RUNNING).verdict is Verdict.DONE
+    failed = dataclasses.replace(saved, message="no savepoint: no checkpoint was complete within 600 s")
+    assert judge(failed, JobGoal.RUNNING).verdict is Verdict.FAILED
 
 
 class PendingGroup:

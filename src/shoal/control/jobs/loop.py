@@ -26,7 +26,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import PreconditionError, ShoalError
 from shoal.core.ids import JobId, WorkloadId
 from shoal.core.tasks import TaskScope
-from shoal.jobs.engine import Engine, Engines, Next, job_of
+from shoal.jobs.engine import Decision, Engine, Engines, Next, job_of
 from shoal.jobs.states import Transition, check
 from shoal.jobs.workflows import Workflows
 from shoal.model.jobs import JOB_LABEL, JobRecord
@@ -48,6 +48,7 @@ class _Held:
     until: float
     request: int
     transition: Transition
+    instead: bool
     why: str
 
 
@@ -155,7 +156,7 @@ class JobLoop:
             if found.look_in is not None:
                 self._queue.look_again_in(job_id, found.look_in)
             return
-        if self._is_held(record, found.decision.transition):
+        if self._is_held(record, found.decision):
             self._queue.look_again_in(job_id, AFTER_FAILURE_SECONDS)
             return
         check(found.decision.transition, record.state, found.decision.state)
@@ -165,19 +166,21 @@ class JobLoop:
         if waits:
             # The same again, now, would find the same. A request of a person, or another transition, may not.
             until = self._clock.monotonic() + AFTER_FAILURE_SECONDS
-            self._held[job_id] = _Held(until, record.request.number, found.decision.transition, waits)
+            made = found.decision
+            self._held[job_id] = _Held(until, record.request.number, made.transition, made.instead, waits)
             self._queue.enqueue(job_id)
         elif self._is_restless(job_id):
             self._queue.look_again_in(job_id, AFTER_FAILURE_SECONDS)
         else:
             self._queue.enqueue(job_id)
 
-    def _is_held(self, record: JobRecord, transition: Transition) -> bool:
+    def _is_held(self, record: JobRecord, made: Decision) -> bool:
         """Whether this transition of a job found no room a moment ago."""
         held = self._held.get(record.job_id)
         if held is None:
             return False
-        is_same = (held.request, held.transition) == (record.request.number, transition)
+        given = (record.request.number, made.transition, made.instead)
+        is_same = (held.request, held.transition, held.instead) == given
         if self._clock.monotonic() < held.until and is_same:
             return True
         del self._held[record.job_id]
@@ -195,7 +198,7 @@ class JobLoop:
     def _ask(self, record: JobRecord, engine: Engine) -> Next:
         facts = self._facts.of(record, sorted(self._workloads.get(record.job_id, ())))
         held = self._held.get(record.job_id)
-        if held is not None and held.request == record.request.number:
+        if held is not None and held.request == record.request.number and self._clock.monotonic() < held.until:
             facts = dataclasses.replace(facts, waits=held.why)
         return engine.decide(job_of(record), facts, self._clock.wall())
 

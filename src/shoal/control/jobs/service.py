@@ -131,6 +131,7 @@ class JobService:
             action=record.request.action.value,
             request_number=record.request.number,
             stop=record.request.stop,
+            taken_request=record.taken,
             reports={workload_id: each.content for workload_id, each in said.items()},
         )
 

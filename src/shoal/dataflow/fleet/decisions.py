@@ -2,35 +2,32 @@
 
 A job's coordinator recovers lost task hosts by itself, under a new epoch; what is decided here is what needs another
 node, another layout, or an end. A part that others of the job could not reach for `SILENCE` seconds is placed anew away
-from its node, without waiting for the node's lease. Called by `shoal.dataflow.fleet.engine`.
+from its node, without waiting for the node's lease (`silence` says which part that is); where there is no room for it
+elsewhere, it begins again where it may be. Called by `shoal.dataflow.fleet.engine`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from shoal.core.errors import InvalidError
-from shoal.core.ids import WorkloadId
 from shoal.dataflow.fleet import progress as progresses
 from shoal.dataflow.fleet import spec as specs
 from shoal.dataflow.fleet.progress import COORDINATOR, Progress, workload_of
-from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, decode_coordinator, decode_host
-from shoal.jobs.engine import Decision, Facts, Job, Next, WorkloadFacts
+from shoal.dataflow.fleet.reports import CoordinatorReport, Phase
+from shoal.dataflow.fleet.silence import Parts
+from shoal.jobs.engine import Decision, Facts, Job, Next
 from shoal.jobs.states import ENDED, Transition
-from shoal.model.jobs import JobAction, JobDesired, JobState
+from shoal.model.jobs import NO_SAVEPOINT, JobAction, JobDesired, JobState
 from shoal.model.phases import WorkloadPhase
 
-SILENCE = 3.0
-"""Seconds without a part after which it is placed anew."""
-STARTING = 10.0
-"""Seconds that a part may take to start after it was placed: it is not silent before."""
-FRESH = 5.0
-"""Seconds after which what a process said is no longer true."""
 LOOK_SECONDS = 1.0
 """How often a job that is not as it should be is looked at without a report."""
+WATCH_SECONDS = 2.5
+"""How often a job that runs is looked at without a report."""
+UNHEARD = timedelta(seconds=5)
+"""For how long it is known that nobody hears of a coordinator, until it is placed anew."""
 
-_WITHOUT_NODE = frozenset({WorkloadPhase.PENDING, WorkloadPhase.UNPLACEABLE})
 _CHANGES = {
     JobAction.RESCALE: (Transition.RESCALE, JobState.RESCALING),
     JobAction.UPGRADE: (Transition.UPGRADE, JobState.UPGRADING),
@@ -41,6 +38,7 @@ _HOLDING = {
     JobState.RECOVERING: Transition.RECOVER,
     JobState.DEPLOYING: Transition.DEPLOY,
     JobState.PENDING: Transition.PLACE,
+    JobState.STOPPING: Transition.STOP,
 }
 """The transition that leaves a state as it is."""
 
@@ -48,64 +46,29 @@ _HOLDING = {
 def decide(job: Job, progress: Progress, facts: Facts, now: datetime) -> Next:
     """The next transition of a dataflow job."""
     if job.desired is not JobDesired.RUNNING:
-        return _ending(job, progress, facts)
+        return _Look(job, progress, facts, now).end()
     if job.state in ENDED:
         if job.request.number <= progress.request:
             return Next()
-        return _next(Transition.RESUME, JobState.SUBMITTED, progress, "")
+        return _next(job, Transition.RESUME, JobState.SUBMITTED, progress, "")
     if job.state is JobState.SUBMITTED:
-        return _place(job, progress)
+        return _place(job, progress, now)
     return _Look(job, progress, facts, now).decide()
 
 
-def _place(job: Job, progress: Progress) -> Next:
-    deployed = progress.deployed(job.spec, job.request.number)
+def _place(job: Job, progress: Progress, now: datetime) -> Next:
+    deployed = progress.deployed(job.spec, job.request.number, now)
     width = specs.decode(job.spec).parallelism
     words = f"a coordinator and {width} task host{'s' if width > 1 else ''} are requested"
-    return _next(Transition.PLACE, JobState.PENDING, deployed, words)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Ending
-
-
-def _ending(job: Job, progress: Progress, facts: Facts) -> Next:
-    after = JobState.CANCELED if job.desired is JobDesired.CANCELED else JobState.STOPPED
-    if job.state in ENDED and (job.state is after or job.state in (JobState.CANCELED, JobState.FINISHED)):
-        return Next()
-    report = coordinator_report(job, progress, facts)
-    if report is not None and report.savepoint:
-        progress = dataclasses.replace(progress, savepoint=report.savepoint)
-    number = job.request.number
-    if progress.spec and after is JobState.STOPPED and facts.workloads and job.state not in ENDED:
-        if job.state is not JobState.STOPPING:
-            # Its processes stay: the coordinator makes the last checkpoint.
-            asked = dataclasses.replace(progress, request=number)
-            return _next(Transition.STOP, JobState.STOPPING, asked, "it stops with a savepoint")
-        if report is not None and report.phase is Phase.FAILED:
-            return _next(Transition.FAIL, JobState.FAILED, progress.ended(number), report.message)
-        if report is None or not _has_stopped(report, number):
-            return Next(look_in=LOOK_SECONDS)
-    if progress.spec and facts.workloads:
-        words = f"the last checkpoint is {report.checkpoint}" if report is not None and report.checkpoint else ""
-        return _next(Transition.STOP, JobState.STOPPING, progress.ended(number), words)
-    if facts.workloads:
-        return Next(look_in=LOOK_SECONDS)
-    if job.state in (JobState.STOPPING, JobState.SUBMITTED, *ENDED):
-        return _next(Transition.END, after, progress.ended(number), progress.savepoint)
-    return _next(Transition.STOP, JobState.STOPPING, progress.ended(number), "")
+    return _next(job, Transition.PLACE, JobState.PENDING, deployed, words)
 
 
 def _has_stopped(report: CoordinatorReport, request: int) -> bool:
     return report.phase is Phase.FINISHED or (report.phase is Phase.STOPPED and report.request >= request)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Keeping it as it should be
-
-
 class _Look:
-    """One look at a job that is to run."""
+    """One look at a job."""
 
     def __init__(self, job: Job, progress: Progress, facts: Facts, now: datetime) -> None:
         self._job = job
@@ -113,36 +76,84 @@ class _Look:
         self._facts = facts
         self._now = now
         width = specs.decode(progress.spec.encode()).parallelism if progress.spec else 0
-        self._parts = [COORDINATOR, *(str(number) for number in range(width))]
-        self._report = coordinator_report(job, progress, facts)
+        self._names = [COORDINATOR, *(str(number) for number in range(width))]
+        self._parts = Parts(job.job_id, width, facts, is_deployed=bool(progress.spec))
+        self._report = self._parts.report
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def end(self) -> Next:
+        """The next transition of a job that is not to run."""
+        job, progress, facts, report = self._job, self._progress, self._facts, self._report
+        after = JobState.CANCELED if job.desired is JobDesired.CANCELED else JobState.STOPPED
+        if job.state in ENDED and (job.state is after or job.state in (JobState.CANCELED, JobState.FINISHED)):
+            return Next()
+        if report is not None and report.savepoint:
+            progress = dataclasses.replace(progress, savepoint=report.savepoint)
+        number = job.request.number
+        if progress.spec and after is JobState.STOPPED and facts.workloads and job.state not in ENDED:
+            if job.state is not JobState.STOPPING:
+                # Its processes stay: the coordinator makes the last checkpoint.
+                asked = dataclasses.replace(progress, request=number)
+                return _next(job, Transition.STOP, JobState.STOPPING, asked, "it stops with a savepoint")
+            if report is not None and report.phase is Phase.FAILED:
+                return _next(job, Transition.FAIL, JobState.FAILED, progress.ended(number), report.message)
+            if report is None or not _has_stopped(report, number):
+                # What is lost meanwhile is replaced: there is no last checkpoint without it.
+                return self._keep_parts() or Next(look_in=LOOK_SECONDS)
+        if progress.spec and facts.workloads:
+            words = f"the last checkpoint is {report.checkpoint}" if report is not None and report.checkpoint else ""
+            return _next(job, Transition.STOP, JobState.STOPPING, progress.ended(number), words)
+        if facts.workloads:
+            return Next(look_in=LOOK_SECONDS)
+        if job.state in (JobState.STOPPING, JobState.SUBMITTED, *ENDED):
+            return _next(job, Transition.END, after, progress.ended(number), progress.savepoint)
+        return _next(job, Transition.STOP, JobState.STOPPING, progress.ended(number), "")
+
+    # -- keeping it as it should be -------------------------------------------------------------------------------
 
     def decide(self) -> Next:
-        """The next transition."""
+        """The next transition of a job that is to run."""
         job, progress = self._job, self._progress
         if not progress.spec:
-            return _place(job, progress)
-        if job.request.number > progress.request:
+            return _place(job, progress, self._now)
+        if self._is_new and job.request.action is not JobAction.SAVEPOINT:
             return self._take_in()
         if job.state in (JobState.RESCALING, JobState.UPGRADING) and progress.deployed_for < progress.request:
             return self._change_layout()
-        missing = [part for part in self._parts if not self._is_there(part)]
-        if missing:
-            return self._request_again(missing)
-        return self._ended() or self._move_silent() or self._follow()
+        return self._ended() or self._keep_parts() or self._save() or self._follow()
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether a person asked for something that was not taken in."""
+        return self._job.request.number > self._progress.request
 
     def _ended(self) -> Next | None:
         """The coordinator says that the job is over."""
-        report = self._report
+        job, report = self._job, self._report
+        ended = self._progress.ended(job.request.number)
         if report is not None and report.phase is Phase.FAILED:
-            ended = self._progress.ended(self._progress.request)
-            return _next(Transition.FAIL, JobState.FAILED, ended, report.message)
-        return self._finish() if report is not None and report.phase is Phase.FINISHED else None
+            return _next(job, Transition.FAIL, JobState.FAILED, ended, report.message)
+        if report is None or report.phase is not Phase.FINISHED:
+            return None
+        if job.state is not JobState.RUNNING:
+            return _next(job, Transition.RUN, JobState.RUNNING, self._progress, "")
+        words = "its input has come to an end" + ("; there was nothing to save any more" if self._is_new else "")
+        return _next(job, Transition.END, JobState.FINISHED, ended, words)
 
     def _follow(self) -> Next:
-        report = self._report
+        """It is as the coordinator says that it is."""
+        job, progress, report = self._job, self._progress, self._report
         if report is not None and report.phase is Phase.RUNNING and not report.missing:
-            return self._run(report)
-        return self._wait()
+            if job.state is JobState.RUNNING:
+                return Next(look_in=WATCH_SECONDS)  # the one that would wake this may be what is lost
+            words = f"epoch {report.epoch}, {len(self._names) - 1} task hosts"
+            return _next(job, Transition.RUN, JobState.RUNNING, progress, words)
+        if job.state is JobState.PENDING and self._parts.have_nodes:
+            return _next(job, Transition.DEPLOY, JobState.DEPLOYING, progress, "")
+        if job.state is JobState.RUNNING and report is not None and report.phase is Phase.RECOVERING:
+            return _next(job, Transition.RECOVER, JobState.RECOVERING, progress, report.message)
+        return Next(look_in=LOOK_SECONDS)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -151,49 +162,48 @@ class _Look:
         job, progress = self._job, self._progress
         taken = dataclasses.replace(progress, request=job.request.number)
         change = _CHANGES.get(job.request.action)
-        if change is not None:
-            transition, state = change
-            if not self._facts.workloads:  # nothing runs yet, so there is nothing to save
-                return _next(transition, state, progress.deployed(job.spec, job.request.number), "")
-            return _next(transition, state, taken, "it makes a savepoint")
-        if job.request.action is JobAction.SAVEPOINT:
-            report = self._report
-            if report is None or report.request < job.request.number:
-                return Next(look_in=LOOK_SECONDS)  # the coordinator makes it
-            taken = dataclasses.replace(taken, savepoint=report.savepoint)
-            return self._same(taken, f"savepoint {report.savepoint}")
-        return self._same(taken, "")
+        if change is None:
+            return self._told(taken, "")
+        transition, state = change
+        if not self._facts.workloads:  # nothing runs yet, so there is nothing to save
+            return _next(job, transition, state, progress.deployed(job.spec, job.request.number, self._now), "")
+        return _next(job, transition, state, taken, "it makes a savepoint")
+
+    def _save(self) -> Next | None:
+        """Take in the request for a savepoint, when the coordinator has carried it out or says that it cannot."""
+        number, report = self._job.request.number, self._report
+        if not self._is_new or report is None or report.request < number:
+            return None
+        taken = dataclasses.replace(self._progress, request=number)
+        if report.refusal:
+            return self._told(taken, NO_SAVEPOINT + report.refusal)
+        return self._told(dataclasses.replace(taken, savepoint=report.savepoint), f"savepoint {report.savepoint}")
 
     def _change_layout(self) -> Next:
         """Deploy the new layout when everything of the old one is in a savepoint."""
         job, progress, report = self._job, self._progress, self._report
-        transition = _HOLDING[job.state]
         if report is not None and report.phase is Phase.FAILED:
-            return _next(Transition.FAIL, JobState.FAILED, progress.ended(progress.request), report.message)
+            return _next(job, Transition.FAIL, JobState.FAILED, progress.ended(progress.request), report.message)
         if report is None or not _has_stopped(report, progress.request):
-            moved = self._move_silent()
-            return moved if moved is not None else Next(look_in=LOOK_SECONDS)
+            return self._keep_parts() or Next(look_in=LOOK_SECONDS)
         saved = dataclasses.replace(progress, savepoint=report.savepoint)
-        if self._facts.waits:  # the new layout finds no room: the old one goes on
-            back = saved.deployed(progress.spec.encode(), progress.request)
-            return _next(Transition.RECOVER, JobState.RECOVERING, back, f"it stays as it was: {self._facts.waits}")
+        if self._facts.waits:  # the new layout finds no room: the old one goes on, wherever there is room for it
+            back = saved.deployed(progress.spec.encode(), progress.request, self._now, anywhere=True)
+            words = f"it stays as it was: {self._facts.waits}"
+            return _next(job, Transition.RECOVER, JobState.RECOVERING, back, words, instead=True)
         width = specs.decode(job.spec).parallelism
         words = f"from checkpoint {report.checkpoint} to {width} task host{'s' if width > 1 else ''}"
-        return _next(transition, job.state, saved.deployed(job.spec, progress.request), words)
+        deployed = saved.deployed(job.spec, progress.request, self._now)
+        return _next(job, _HOLDING[job.state], job.state, deployed, words)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _is_there(self, part: str) -> bool:
-        """Whether a part is stored with the revision that it is to have."""
-        found = self._facts_of(part)
-        return (
-            found is not None
-            and found.phase is not WorkloadPhase.DELETING
-            and found.revision == self._progress.revision(part)
-        )
-
-    def _facts_of(self, part: str) -> WorkloadFacts | None:
-        return self._facts.workloads.get(workload_of(self._job.job_id, part))
+    def _keep_parts(self) -> Next | None:
+        """Have every part there, where others hear of it."""
+        missing = [part for part in self._names if not self._parts.is_there(part, self._progress.revision(part))]
+        if missing:
+            return self._request_again(missing)
+        return self._move_silent() or self._note_silence() or self._free_homeless()
 
     def _request_again(self, missing: list[str]) -> Next:
         """Parts that are not stored: the group did not fit, or somebody deleted them. A deletion ends first."""
@@ -201,105 +211,76 @@ class _Look:
             return Next(look_in=LOOK_SECONDS)
         names = ", ".join(workload_of(self._job.job_id, part) for part in missing[:3])
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        return self._same(self._progress, f"{names}{more} are requested")
+        progress = self._progress
+        for part in missing:
+            if self._avoids_too_much(part):
+                progress = progress.moved(part, None, self._now, anywhere=bool(self._facts.waits))
+        instead = progress is not self._progress and bool(self._facts.waits)
+        return self._recover(progress, f"{names}{more} are requested", instead=instead)
+
+    def _avoids_too_much(self, part: str) -> bool:
+        """Whether a part without a node keeps away from nodes for longer than it has to, or than there is room for."""
+        avoid = self._progress.avoid_of(part)
+        if self._facts.waits:
+            return bool(avoid)
+        return any(node not in self._progress.avoided or self._progress.avoided[node] <= self._now for node in avoid)
+
+    def _free_homeless(self) -> Next | None:
+        """A part that no node takes may be anywhere again, once the time is over for which it had to keep away."""
+        progress = self._progress
+        found = [part for part in self._names if not self._parts.has_node(part) and self._avoids_too_much(part)]
+        if not found:
+            return None
+        for part in found:
+            progress = progress.moved(part, None, self._now, anywhere=bool(self._facts.waits))
+        return self._recover(progress, f"task host {', '.join(found)} may be on any node again")
 
     def _move_silent(self) -> Next | None:
         """Place parts anew that the others could not reach for too long."""
-        progress, why = self._progress, []
-        report = self._report
-        complaints = [each for each in self._complaints() if report is None or each.term >= report.term]
-        if complaints:
-            worst = max(complaints, key=lambda each: each.misses)
-            progress = self._moved(progress, COORDINATOR)
-            why.append(f"the coordinator was silent for {worst.misses:.0f} s")
-        elif report is not None:
-            silent = [part for part, seconds in report.missing.items() if seconds >= SILENCE and self._is_settled(part)]
-            for part in silent:
-                progress = self._moved(progress, part)
-            if silent:
-                why.append(f"task host {', '.join(silent)} was silent for {SILENCE:g} s")
-        if progress is self._progress:
+        silent = self._parts.silent()
+        since = self._progress.silent_since
+        if not silent and self._parts.is_unheard and since is not None and self._now - since >= UNHEARD:
+            silent = {COORDINATOR: "nobody hears of the coordinator"}
+        if not silent:
             return None
-        words = "; ".join(why)
-        if self._job.state in (JobState.RESCALING, JobState.UPGRADING):
-            return self._same(progress, words)
-        return _next(Transition.RECOVER, JobState.RECOVERING, progress, words)
+        progress, anywhere = self._progress, bool(self._facts.waits)
+        for part in silent:
+            progress = progress.moved(part, self._parts.node_of(part), self._now, anywhere=anywhere)
+        if COORDINATOR in silent:
+            progress = dataclasses.replace(progress, silent_since=None)
+        words = "; ".join(dict.fromkeys(silent.values()))
+        if anywhere:
+            words += "; there is no room for it on another node, so it begins again where it was"
+        return self._recover(progress, words, instead=anywhere)
 
-    def _is_settled(self, part: str) -> bool:
-        """Whether a part has had the time to start where it is."""
-        facts = self._facts_of(part) if part in self._parts else None
-        lasted = 0.0 if facts is None else max(facts.ready_for or 0.0, facts.unready_for)
-        return lasted >= STARTING
-
-    def _moved(self, progress: Progress, part: str) -> Progress:
-        facts = self._facts_of(part)
-        return progress.moved(part, None if facts is None else facts.node_id, self._now)
-
-    def _complaints(self) -> list[HostReport]:
-        """What task hosts say about the coordinator that is there now."""
-        coordinator = self._facts_of(COORDINATOR)
-        found = []
-        for part in self._parts[1:]:
-            said = self._facts.reports.get(workload_of(self._job.job_id, part))
-            if said is None or said.age > FRESH or coordinator is None:
-                continue
-            try:
-                report = decode_host(said.content)
-            except InvalidError:
-                continue
-            if report.misses >= SILENCE and report.term == coordinator.generation:
-                found.append(report)
-        return found
+    def _note_silence(self) -> Next | None:
+        """Remember since when nobody hears of the coordinator."""
+        since = self._progress.silent_since
+        if (since is not None) == self._parts.is_unheard:
+            return None
+        if since is None:
+            noted = dataclasses.replace(self._progress, silent_since=self._now)
+            return self._recover(noted, "nobody hears of the coordinator")
+        words = "the coordinator is heard again" if self._report is not None else "the coordinator begins again"
+        return self._told(dataclasses.replace(self._progress, silent_since=None), words)
 
     # -- states ---------------------------------------------------------------------------------------------------
 
-    def _run(self, report: CoordinatorReport) -> Next:
+    def _told(self, progress: Progress, words: str) -> Next:
+        """The state stays, and the message says why."""
         if self._job.state is JobState.RUNNING:
-            return Next()
-        words = f"epoch {report.epoch}, {len(self._parts) - 1} task hosts"
-        return _next(Transition.RUN, JobState.RUNNING, self._progress, words)
+            return _next(self._job, Transition.RUN, JobState.RUNNING, progress, words)
+        return _next(self._job, _HOLDING[self._job.state], self._job.state, progress, words)
 
-    def _finish(self) -> Next:
-        if self._job.state is not JobState.RUNNING:
-            return _next(Transition.RUN, JobState.RUNNING, self._progress, "")
-        ended = self._progress.ended(self._progress.request)
-        return _next(Transition.END, JobState.FINISHED, ended, "its input has come to an end")
-
-    def _wait(self) -> Next:
-        """It does not run just now."""
-        state, report = self._job.state, self._report
-        parts = [self._facts_of(part) for part in self._parts]
-        if state is JobState.PENDING and all(each is not None and each.phase not in _WITHOUT_NODE for each in parts):
-            return _next(Transition.DEPLOY, JobState.DEPLOYING, self._progress, "")
-        if state is JobState.RUNNING and report is not None and report.phase is Phase.RECOVERING:
-            return _next(Transition.RECOVER, JobState.RECOVERING, self._progress, report.message)
-        return Next(look_in=LOOK_SECONDS)
-
-    def _same(self, progress: Progress, words: str) -> Next:
+    def _recover(self, progress: Progress, words: str, *, instead: bool = False) -> Next:
         """The plan is carried out once more, and the message says why."""
         state = self._job.state
-        if state is JobState.RUNNING and progress.savepoint != self._progress.savepoint:
-            return _next(Transition.RUN, JobState.RUNNING, progress, words)
-        if state is JobState.RUNNING:
-            return _next(Transition.RECOVER, JobState.RECOVERING, progress, words)
-        return _next(_HOLDING[state], state, progress, words)
+        after = JobState.RECOVERING if state in (JobState.RUNNING, JobState.DEPLOYING) else state
+        return _next(self._job, _HOLDING[after], after, progress, words, instead=instead)
 
 
-def coordinator_report(job: Job, progress: Progress, facts: Facts) -> CoordinatorReport | None:
-    """What the coordinator that is deployed now has said lately."""
-    said = facts.reports.get(coordinator_id(job))
-    if said is None or said.age > FRESH or not progress.spec:
-        return None
-    try:
-        return decode_coordinator(said.content)
-    except InvalidError:
-        return None
-
-
-def coordinator_id(job: Job) -> WorkloadId:
-    """The workload of a job's coordinator."""
-    return workload_of(job.job_id, COORDINATOR)
-
-
-def _next(transition: Transition, state: JobState, progress: Progress, message: str) -> Next:
-    return Next(Decision(transition, state, progresses.encode(progress), message))
+def _next(
+    job: Job, transition: Transition, state: JobState, progress: Progress, message: str, *, instead: bool = False
+) -> Next:
+    takes = progress.request >= job.request.number
+    return Next(Decision(transition, state, progresses.encode(progress), message, takes_request=takes, instead=instead))

@@ -38,6 +38,8 @@ class DataflowEngine:
         stored = specs.decode(job.spec)
         if request.action is JobAction.SAVEPOINT:
             _check_checkpoints(stored, "a savepoint")
+            if not request.stop:  # its coordinator would hear of the newest request alone
+                _check_quiet(job)
         if request.action is JobAction.RESCALE:
             if request.operator:
                 raise UnsupportedError(

@@ -45,9 +45,14 @@ class Progress:
     avoided: Mapping[NodeId, datetime] = field(default_factory=dict)
     #: Where the last savepoint is.
     savepoint: str = ""
+    #: The nodes on which no part of this deployment that did not move is to be.
+    avoid: tuple[NodeId, ...] = ()
+    #: Since when it is known that nobody hears of the coordinator.
+    silent_since: datetime | None = None
 
-    def deployed(self, spec: bytes, request: int) -> Progress:
-        """The same with a new deployment."""
+    def deployed(self, spec: bytes, request: int, now: datetime, *, anywhere: bool = False) -> Progress:
+        """The same with a new deployment: away from nodes to avoid, unless it may be anywhere."""
+        avoided = self._avoided(now)
         return dataclasses.replace(
             self,
             spec=spec.decode(),
@@ -55,20 +60,31 @@ class Progress:
             deployed_for=request,
             request=request,
             moves={},
+            avoided=avoided,
+            avoid=() if anywhere else tuple(sorted(avoided)),
+            silent_since=None,
         )
 
     def ended(self, request: int) -> Progress:
         """The same with nothing that runs."""
-        return dataclasses.replace(self, spec="", request=request, moves={})
+        return dataclasses.replace(self, spec="", request=request, moves={}, avoid=(), silent_since=None)
 
-    def moved(self, part: str, node: NodeId | None, now: datetime) -> Progress:
-        """The same with one part placed anew, away from a node."""
-        avoided = {each: until for each, until in self.avoided.items() if until > now}
-        if node is not None:
+    def moved(self, part: str, node: NodeId | None, now: datetime, *, anywhere: bool = False) -> Progress:
+        """The same with one part placed anew: away from its node and others to avoid, unless it may be anywhere."""
+        avoided = self._avoided(now)
+        if node is not None and not anywhere:
             avoided[node] = now + AVOID
         count = self.moves[part].count + 1 if part in self.moves else 1
-        move = Move(count, tuple(sorted(avoided)))
+        move = Move(count, () if anywhere else tuple(sorted(avoided)))
         return dataclasses.replace(self, moves={**self.moves, part: move}, avoided=avoided)
+
+    def _avoided(self, now: datetime) -> dict[NodeId, datetime]:
+        return {each: until for each, until in self.avoided.items() if until > now}
+
+    def avoid_of(self, part: str) -> tuple[NodeId, ...]:
+        """The nodes on which a part must not be."""
+        move = self.moves.get(part)
+        return self.avoid if move is None else move.avoid
 
     def revision(self, part: str) -> str:
         """The revision of the workload of a part."""
@@ -91,6 +107,8 @@ def encode(progress: Progress) -> bytes:
         "moves": {part: [each.count, list(each.avoid)] for part, each in progress.moves.items()},
         "avoided": {node: until.isoformat() for node, until in progress.avoided.items()},
         "savepoint": progress.savepoint,
+        "avoid": list(progress.avoid),
+        "silent_since": None if progress.silent_since is None else progress.silent_since.isoformat(),
     }
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
@@ -114,4 +132,6 @@ def _read(plain: Mapping[str, Any]) -> Progress:
         moves={part: Move(count, tuple(avoid)) for part, (count, avoid) in plain["moves"].items()},
         avoided={NodeId(node): datetime.fromisoformat(until) for node, until in plain["avoided"].items()},
         savepoint=plain["savepoint"],
+        avoid=tuple(NodeId(node) for node in plain.get("avoid", ())),  # older rows have neither of these
+        silent_since=None if plain.get("silent_since") is None else datetime.fromisoformat(plain["silent_since"]),
     )

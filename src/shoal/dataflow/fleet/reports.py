@@ -24,7 +24,10 @@ MOST_BYTES = 64 * 1024
 MOST_STEPS = 200
 _COUNT = Range(0, 2**62)
 _SECONDS = Range(0, 2**40)
+#: The most pairs of task hosts that one report tells of.
+MOST_PAIRS = 64
 Text = Annotated[str, MaxLength(4000)]
+Part = Annotated[str, MaxLength(16)]
 
 
 class Phase(enum.StrEnum):
@@ -70,11 +73,15 @@ class CoordinatorReport:
     #: The last request that it has carried out: a savepoint, or a stop.
     request: Annotated[int, _COUNT] = 0
     savepoint: Annotated[str, MaxLength(4096)] = ""
+    #: Why there is no savepoint for that request; empty when there is.
+    refusal: Text = ""
     #: The newest complete checkpoint.
     checkpoint: Annotated[int, _COUNT] = 0
     recoveries: Annotated[int, _COUNT] = 0
     #: Task hosts that are not connected, and for how many seconds.
     missing: Annotated[Mapping[str, Annotated[float, _SECONDS]], MaxLength(MOST_WIDTH)] = field(default_factory=dict)
+    #: Pairs of task hosts that are connected here and do not reach each other.
+    unreachable: Annotated[tuple[Annotated[tuple[Part, ...], MaxLength(2, 2)], ...], MaxLength(MOST_PAIRS)] = ()
     message: Text = ""
     steps: Annotated[tuple[StepReport, ...], MaxLength(MOST_STEPS)] = ()
 

@@ -79,9 +79,9 @@ def _workload(job: Job, spec: DataflowSpec, progress: Progress, part: str) -> Wo
 
 def _placement(job: Job, spec: DataflowSpec, progress: Progress, part: str) -> PlacementRules:
     constraints = list(spec.constraints)
-    move = progress.moves.get(part)
-    if move is not None and move.avoid:
-        constraints.append(Constraint("node_id", ConstraintOperator.NOT_IN, tuple(move.avoid)))
+    avoid = progress.avoid_of(part)
+    if avoid:
+        constraints.append(Constraint("node_id", ConstraintOperator.NOT_IN, avoid))
     apart = Affinity(
         {JOB_LABEL: job.job_id, PART_LABEL: TASK_HOST},
         direction=AffinityDirection.APART,

@@ -156,3 +156,38 @@ async def test_a_rescale_that_finds_no_room_keeps_the_old_width(kit):
     assert workload(kit, "j-coordinator").revision_id == "d2"
     await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
     await wait_state(kit, "Running")
+
+
+async def test_a_silent_task_host_of_a_full_fleet_begins_again_where_it_is(kit):
+    await submit(kit, parallelism=6)
+    await wait_state(kit, "Deploying")
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await wait_state(kit, "Running")
+    before = workload(kit, "j-host-3")
+    for _ in range(6):  # it is not just starting
+        await kit.clock.sleep(2)
+        await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RECOVERING, missing={"3": 3.5}))
+    await kit.wait(lambda: workload(kit, "j-host-3").revision_id == "d1.1", seconds=4.0)
+    after = workload(kit, "j-host-3")
+    assert after.node_id == before.node_id
+    assert after.generation > before.generation
+    job = kit.plane.leadership.fleet.jobs["j"]
+    assert "no room" in job.message
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await wait_state(kit, "Running")
+
+
+async def test_a_savepoint_is_answered_with_what_was_taken_in(kit):
+    await submit(kit)
+    await wait_state(kit, "Deploying")
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await wait_state(kit, "Running")
+    await kit.channel.call(Jobs.SAVEPOINT, pb.SavepointJobRequest(job_id="j"))
+    answer = await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    assert (answer.action, answer.request_number, answer.taken_request) == ("savepoint", 2, 1)
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING, request=2, savepoint="/c/a.b/4"))
+    await kit.wait(lambda: kit.plane.leadership.fleet.jobs["j"].taken == 2, seconds=10.0)
+    # One that begins after that does not make it again.
+    answer = await say(kit, "j-coordinator", CoordinatorReport(Phase.STARTING))
+    assert answer.taken_request == 2

@@ -39,7 +39,12 @@ class World:
         self.workloads = {}
         self.said = {}
         self.told = []
+        self.decisions = []
         self.generation = 0
+        self.taken = 1
+        #: Why the last plan found no room, and whether the next ones do.
+        self.waits = ""
+        self.has_room = True
 
     @property
     def plan(self):
@@ -68,7 +73,8 @@ class World:
 
     def facts(self):
         reports = {name: WorkloadReport(content, self.now - at) for name, (content, at) in self.said.items()}
-        return Facts(dict(self.workloads), {name: each for name, each in reports.items() if name in self.workloads})
+        said = {name: each for name, each in reports.items() if name in self.workloads}
+        return Facts(dict(self.workloads), said, self.waits)
 
     def step(self):
         found = ENGINE.decide(self.job, self.facts(), START + timedelta(seconds=self.now))
@@ -77,8 +83,13 @@ class World:
         check(found.decision.transition, self.job.state, found.decision.state)
         self.job = dataclasses.replace(self.job, state=found.decision.state, progress=found.decision.progress)
         self.told.append((found.decision.transition.value, found.decision.message))
+        self.decisions.append(found.decision)
+        if found.decision.takes_request:
+            self.taken = self.job.request.number
         for name, each in self.plan.items():
             known = self.workloads.get(name)
+            if not self.has_room:
+                break
             if known is None or known.revision != each.revision:
                 self.generation += 1
                 node = f"n{len(self.workloads) % 3}" if known is None else "n9"
@@ -232,6 +243,7 @@ def test_a_silent_coordinator_is_replaced_under_a_higher_generation():
     first = world.workloads[COORDINATOR]
     world.complain(0, 1.0)
     assert world.settle() is JobState.RUNNING
+    world.run_for(3)
     world.complain(0, 3.2)
     assert world.settle() is JobState.RECOVERING
     assert world.plan[COORDINATOR].revision == "d1.1"
@@ -250,7 +262,8 @@ def test_old_words_count_for_nothing():
     world.say(Phase.RECOVERING, missing={"1": 30.0})
     world.complain(0, 30.0)
     world.run_for(6)
-    assert world.settle() is JobState.RUNNING
+    world.settle()
+    assert {each.revision for each in world.plan.values()} == {"d1"}
 
 
 def test_a_rescale_saves_deploys_anew_and_runs():
@@ -313,8 +326,211 @@ def test_a_part_that_was_deleted_is_requested_again():
     assert "j-host-0" in world.workloads
 
 
+def save(world):
+    """A person asks for a savepoint, and the coordinator has not answered yet."""
+    world.ask(JobAction.SAVEPOINT)
+    assert world.settle() is JobState.RUNNING
+    return world
+
+
+def test_a_savepoint_that_cannot_be_made_is_told_and_the_job_goes_on():
+    world = save(running())
+    assert world.taken == 1
+    world.say(Phase.RUNNING, request=2, refusal="job 'a.b' had no complete checkpoint within 600 s")
+    assert world.settle() is JobState.RUNNING
+    assert world.told[-1][1] == "no savepoint: job 'a.b' had no complete checkpoint within 600 s"
+    assert world.progress.savepoint == ""
+    assert world.taken == 2
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"), [(Phase.FINISHED, JobState.FINISHED), (Phase.FAILED, JobState.FAILED)], ids=str
+)
+def test_a_job_may_end_before_its_savepoint_is_there(phase, state):
+    world = save(running())
+    world.say(phase, message="boom")
+    assert world.settle() is state
+    assert world.taken == 2
+    assert world.settle() is state  # it does not begin again for a request that is over
+
+
+def test_a_lost_task_host_is_placed_elsewhere_while_a_savepoint_is_waited_for():
+    world = save(running())
+    world.say(Phase.RECOVERING, missing={"1": 3.5})
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan["j-host-1"].revision == "d1.1"
+    assert world.taken == 1  # the request is still waited for
+    world.run_for(20)
+    world.say(Phase.RUNNING, epoch=2)
+    world.settle()
+    world.say(Phase.RUNNING, epoch=2, request=2, savepoint="/c/a.b/4")
+    assert world.settle() is JobState.RUNNING
+    assert world.progress.savepoint == "/c/a.b/4"
+    assert world.taken == 2
+
+
+def test_no_savepoint_is_taken_while_the_layout_changes():
+    world = running()
+    world.ask(JobAction.RESCALE, width=4)
+    with pytest.raises(PreconditionError, match="under way"):
+        world.ask(JobAction.SAVEPOINT)
+    world.settle()
+    with pytest.raises(PreconditionError, match="under way"):
+        world.ask(JobAction.SAVEPOINT)
+    world.ask(JobAction.SAVEPOINT, stop=True)
+    assert world.settle() is JobState.STOPPING
+
+
+def test_a_task_host_that_is_lost_during_a_stop_is_placed_elsewhere_so_that_the_stop_can_end():
+    world = running()
+    world.ask(JobAction.SAVEPOINT, stop=True)
+    assert world.settle() is JobState.STOPPING
+    world.say(Phase.RECOVERING, missing={"0": 4.0})
+    assert world.settle() is JobState.STOPPING
+    assert world.plan["j-host-0"].revision == "d1.1"
+    del world.workloads["j-host-1"]
+    assert world.settle() is JobState.STOPPING
+    assert "j-host-1" in world.workloads
+    world.say(Phase.STOPPED, request=2, savepoint="/c/a.b/7")
+    assert world.settle() is JobState.STOPPED
+
+
+def test_a_silent_part_begins_again_where_it_is_when_there_is_no_room_elsewhere():
+    world = running()
+    world.waits = "no node has a slot"
+    world.say(Phase.RECOVERING, missing={"1": 3.5})
+    assert world.settle() is JobState.RECOVERING
+    part = world.plan["j-host-1"]
+    assert part.revision == "d1.1"
+    assert not part.spec.placement.constraints
+    assert world.decisions[-1].instead
+    assert "no room" in world.told[-1][1]
+
+
+def test_a_coordinator_of_which_nobody_hears_is_placed_elsewhere_before_the_lease_of_its_node_ends():
+    world = running()
+    first = world.workloads[COORDINATOR]
+    world.run_for(4)
+    assert world.settle() is JobState.RUNNING
+    world.run_for(2)
+    assert world.settle() is JobState.RECOVERING
+    assert world.told[-1][1] == "nobody hears of the coordinator"
+    assert world.plan[COORDINATOR].revision == "d1"
+    world.run_for(5)
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan[COORDINATOR].revision == "d1.1"
+    assert world.plan[COORDINATOR].spec.placement.constraints[-1].values == (first.node_id,)
+    world.say(Phase.RUNNING, epoch=2)
+    assert world.settle() is JobState.RUNNING
+
+
+def test_a_coordinator_that_is_heard_again_stays():
+    world = running()
+    world.run_for(300)  # also the leader itself may have stood still for so long
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan[COORDINATOR].revision == "d1"
+    world.say(Phase.RUNNING, epoch=1)
+    assert world.settle() is JobState.RUNNING
+    assert world.progress.silent_since is None
+    world.run_for(300)
+    world.settle()
+    assert world.plan[COORDINATOR].revision == "d1"
+
+
+def test_nothing_of_the_job_is_placed_on_a_lost_node_for_a_minute():
+    world = running()
+    node = world.workloads["j-host-1"].node_id
+    world.say(Phase.RECOVERING, missing={"1": 3.5})
+    world.settle()
+    world.ask(JobAction.SAVEPOINT, stop=True)
+    world.settle()
+    world.say(Phase.STOPPED, request=2)
+    assert world.settle() is JobState.STOPPED
+    world.now += 30
+    world.ask(JobAction.RESUME)
+    assert world.settle() is JobState.PENDING
+    for each in world.plan.values():
+        assert each.spec.placement.constraints[-1].values == (node,)
+    world.now += 31
+    world.ask(JobAction.CANCEL)
+    world.settle()
+    world.ask(JobAction.RESUME)
+    world.settle()
+    assert not any(each.spec.placement.constraints for each in world.plan.values())
+
+
+def test_a_part_without_a_node_may_be_on_the_lost_one_again_after_a_minute():
+    world = running()
+    world.say(Phase.RECOVERING, missing={"1": 3.5})
+    world.settle()
+    host = world.workloads["j-host-1"]
+    world.workloads["j-host-1"] = dataclasses.replace(host, phase=WorkloadPhase.UNPLACEABLE, node_id=None)
+    world.say(Phase.RECOVERING, missing={"1": 30.0})
+    world.settle()
+    assert world.plan["j-host-1"].revision == "d1.1"
+    world.now += 61
+    world.say(Phase.RECOVERING, missing={"1": 91.0})
+    world.settle()
+    assert world.plan["j-host-1"].revision == "d1.2"
+    assert not world.plan["j-host-1"].spec.placement.constraints
+
+
+def test_what_finds_no_room_while_it_keeps_away_from_a_node_may_be_there():
+    world = running()
+    world.say(Phase.RECOVERING, missing={"1": 3.5})
+    world.settle()
+    world.ask(JobAction.CANCEL)
+    world.settle()
+    world.ask(JobAction.RESUME)
+    world.has_room = False
+    world.waits = "no node has a slot"
+    world.step()
+    world.step()
+    world.step()
+    assert world.job.state is JobState.PENDING
+    assert world.decisions[-1].instead
+    assert not any(each.spec.placement.constraints for each in world.plan.values())
+    before = world.plan
+    world.step()
+    assert world.plan == before  # the same again is held back by the control plane
+    assert not world.decisions[-1].instead
+
+
+def test_one_task_host_that_misses_the_coordinator_is_moved_when_the_others_hear_it():
+    world = running(parallelism=3)
+    world.say(Phase.RECOVERING, missing={"1": 3.2})
+    world.complain(1, 3.3)
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan[COORDINATOR].revision == "d1"
+    assert world.plan["j-host-1"].revision == "d1.1"
+
+
+def test_most_task_hosts_that_miss_the_coordinator_outweigh_its_word():
+    world = running(parallelism=3)
+    world.say(Phase.RECOVERING, missing={"1": 3.2, "2": 3.2})
+    world.complain(1, 3.3)
+    world.complain(2, 3.3)
+    assert world.settle() is JobState.RECOVERING
+    assert world.plan[COORDINATOR].revision == "d1.1"
+    assert world.plan["j-host-1"].revision == "d1"
+
+
+def test_task_hosts_that_do_not_reach_each_other_leave_the_node_with_most_such_pairs():
+    world = running(parallelism=4)
+    for number, node in enumerate(("a", "b", "c", "b")):
+        host = world.workloads[f"j-host-{number}"]
+        world.workloads[f"j-host-{number}"] = dataclasses.replace(host, node_id=node)
+    world.say(Phase.RECOVERING, unreachable=(("0", "1"), ("1", "2")))
+    assert world.settle() is JobState.RECOVERING
+    assert [world.plan[f"j-host-{number}"].revision for number in range(4)] == ["d1", "d1.1", "d1", "d1.1"]
+    assert world.plan["j-host-1"].spec.placement.constraints[-1].values == ("b",)
+    assert world.plan[COORDINATOR].revision == "d1"
+    world.settle()
+    assert world.plan["j-host-1"].revision == "d1.1"  # it has time to start
+
+
 def test_progress_is_read_back():
-    progress = Progress("{}", 3, 4, 5, {"1": Move(2, ("n1",))}, {"n1": START}, "/s")
+    progress = Progress("{}", 3, 4, 5, {"1": Move(2, ("n1",))}, {"n1": START}, "/s", ("n2",), START)
     assert decode(encode(progress)) == progress
     assert decode(b"") == Progress()
     after = progress.moved("1", "n2", START - timedelta(seconds=1))

@@ -17,7 +17,7 @@ from shoal.cli import output
 from shoal.cli.commands.common.waiting import GRACE, Judgement, Verdict
 from shoal.core.durations import format_duration
 from shoal.core.tasks import Signal, task_scope
-from shoal.model.jobs import JOB_LABEL, JobState, JobView
+from shoal.model.jobs import JOB_LABEL, NO_SAVEPOINT, JobAction, JobState, JobView
 from shoal.model.views import WorkloadView
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def judge(job: JobView, goal: JobGoal) -> Judgement:
     state = job.state.value
     if job.taken < job.request.number:
         return Judgement(Verdict.WAITING, state, "the request is stored")
+    if job.request.action is JobAction.SAVEPOINT and job.message.startswith(NO_SAVEPOINT):
+        return Judgement(Verdict.FAILED, state, job.message)
     if job.state in _REACHED[goal]:
         return Judgement(Verdict.DONE, state, job.message)
     if job.state in _AT_REST:

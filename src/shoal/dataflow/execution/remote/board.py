@@ -30,6 +30,8 @@ class Answer:
     action: str
     request: int
     stop: bool
+    #: The number of the last request that was taken in.
+    taken: int
     #: What others said, by workload.
     reports: Mapping[str, bytes]
 
@@ -72,7 +74,14 @@ class Board:
             raise UnavailableError("the control plane does not answer") from None
         except OSError as error:
             raise UnavailableError(f"the control plane cannot be reached: {error}") from error
-        return Answer(answer.desired, answer.action, answer.request_number, answer.stop, dict(answer.reports))
+        return Answer(
+            desired=answer.desired,
+            action=answer.action,
+            request=answer.request_number,
+            stop=answer.stop,
+            taken=answer.taken_request,
+            reports=dict(answer.reports),
+        )
 
     def close(self) -> None:
         """End."""

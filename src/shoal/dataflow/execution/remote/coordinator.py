@@ -60,7 +60,7 @@ class Life:
         #: The last request that is carried out, or was begun.
         self._done = self._begun = deployed_for
         self._stops_for = 0
-        self._savepoint = ""
+        self._savepoint = self._refusal = ""
         self._changed = threading.Event()
 
     # -- the job --------------------------------------------------------------------------------------------------
@@ -139,6 +139,7 @@ class Life:
             epoch=0 if flow is None else flow.epoch,
             request=self._done,
             savepoint=self._savepoint,
+            refusal=self._refusal,
             checkpoint=0 if counts is None else counts.checkpoints.last_number,
             recoveries=0 if flow is None else flow.recoveries,
             missing=missing,
@@ -155,7 +156,7 @@ class Life:
         if stops:
             self._begun = self._stops_for = answer.request
             threading.Thread(target=self._stop, args=(flow,), name="stop", daemon=True).start()
-        elif answer.action == JobAction.SAVEPOINT:
+        elif answer.action == JobAction.SAVEPOINT and answer.request > answer.taken:
             self._begun = answer.request
             threading.Thread(target=self._save, args=(flow, answer.request), name="savepoint", daemon=True).start()
         else:
@@ -169,11 +170,11 @@ class Life:
 
     def _save(self, flow: RunningFlow, request: int) -> None:
         try:
-            self._savepoint = flow.save()
-            self._done = request
-        except ShoalError as error:
+            self._savepoint, self._refusal = flow.save(), ""
+        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
             log.warning("there is no savepoint: %s", error)
-            self._message = f"no savepoint: {error.message}"
+            self._refusal = _words(error) or "it could not be made"
+        self._done = max(self._done, request)
         self._changed.set()
 
 

@@ -407,12 +407,15 @@ class ReportJobResponse(_message.Message):
     REQUEST_NUMBER_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    TAKEN_REQUEST_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     desired: _builtins.str
     action: _builtins.str
     """What a person last asked of the job."""
     request_number: _builtins.int
     stop: _builtins.bool
+    taken_request: _builtins.int
+    """The number of the last request that was carried out, or taken in by another way. Nobody makes that savepoint again."""
     @_builtins.property
     def reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """By workload id."""
@@ -426,10 +429,11 @@ class ReportJobResponse(_message.Message):
         request_number: _builtins.int = ...,
         stop: _builtins.bool = ...,
         reports: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        taken_request: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "desired", b"desired", "reports", b"reports", "request_number", b"request_number", "state", b"state", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "desired", b"desired", "reports", b"reports", "request_number", b"request_number", "state", b"state", "stop", b"stop", "taken_request", b"taken_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

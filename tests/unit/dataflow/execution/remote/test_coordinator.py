@@ -1,0 +1,82 @@
+"""What a coordinator does about requests: it takes a savepoint once, and says so when it cannot."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from shoal.core.errors import DeadlineError
+from shoal.dataflow.checkpoint.coordinator import CheckpointCounts
+from shoal.dataflow.execution.coordinator.running import FlowMetrics
+from shoal.dataflow.execution.remote.board import Answer
+from shoal.dataflow.execution.remote.coordinator import Life
+from shoal.dataflow.fleet.reports import Phase
+
+
+class Flow:
+    """A job that runs, and may be saved."""
+
+    is_recovering = False
+    last_loss = ""
+    epoch = 3
+    recoveries = 0
+
+    def __init__(self, error=None):
+        self.error = error
+        self.saved = 0
+
+    def metrics(self):
+        return FlowMetrics((), {}, CheckpointCounts())
+
+    def save(self):
+        self.saved += 1
+        if self.error is not None:
+            raise self.error
+        return "/c/a.b/7"
+
+
+def life(flow, *, deployed_for=1):
+    around = SimpleNamespace(generation=4, address="127.0.0.1", node_id="n0")
+    made = Life(
+        around,
+        SimpleNamespace(name="a.b", checkpoint_settings=None),
+        SimpleNamespace(missing={}, unreachable=(), port=1),
+        SimpleNamespace(tell=lambda _counts: ()),
+        deployed_for,
+    )
+    made._flow = flow
+    return made
+
+
+def ask(made, *, request, taken, action="savepoint", stop=False):
+    made._obey(Answer("Running", action, request, stop, taken, {}))
+    ends_at = time.monotonic() + 10
+    while made.report().request < request and time.monotonic() < ends_at:
+        time.sleep(0.001)
+    return made.report()
+
+
+def test_a_savepoint_is_taken_once():
+    flow = Flow()
+    made = life(flow)
+    assert ask(made, request=2, taken=1).savepoint == "/c/a.b/7"
+    report = ask(made, request=2, taken=1)
+    assert (report.phase, report.request, flow.saved) == (Phase.RUNNING, 2, 1)
+
+
+def test_a_coordinator_that_begins_after_a_savepoint_does_not_take_it_again():
+    flow = Flow()
+    report = ask(life(flow), request=2, taken=2)
+    assert (report.request, flow.saved) == (2, 0)
+
+
+@pytest.mark.parametrize("error", [DeadlineError("no checkpoint within 600 s"), RuntimeError("boom")], ids=repr)
+def test_a_savepoint_that_fails_is_answered_and_the_next_one_may_be_good(error):
+    flow = Flow(error)
+    made = life(flow)
+    report = ask(made, request=2, taken=1)
+    assert (report.phase, report.savepoint) == (Phase.RUNNING, "")
+    assert str(error) in report.refusal
+    flow.error = None
+    report = ask(made, request=3, taken=2)
+    assert (report.savepoint, report.refusal) == ("/c/a.b/7", "")
