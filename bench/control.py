@@ -29,7 +29,7 @@ from shoal.model.documents import WorkloadDocument
 from shoal.model.events import Event
 from shoal.model.workloads import ProcessSpec, ResourceRequest, WorkloadSpec, WorkloadType
 from shoal.testing.hollow import COALESCE_SECONDS, HollowFleet, HollowNode
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 MB = 2**20
 

@@ -38,9 +38,9 @@ from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.views import ReplicaAddresses
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import ServingAgent
 from shoal.wire.pb.monolith.serving import agent_service_pb2 as pb
+from shoal.wire.sockets.channel import GrpcTransport
 
 MB = 2**20
 _BZID, _MODEL, _LAYOUT = "bench", "m", "prod"

@@ -23,7 +23,7 @@ from shoal.exchange.base import Control, End
 from shoal.exchange.inbox import Inbox
 from shoal.exchange.tokens import Gate, JobKey
 from shoal.testing.certificates import Certificates
-from shoal.wire.credentials import CredentialPaths, Credentials, read_credentials
+from shoal.wire.trust.credentials import CredentialPaths, Credentials, read_credentials
 
 MB = 1e6
 GATE = Gate("bench", 1, JobKey(b"b" * 32))

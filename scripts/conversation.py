@@ -35,9 +35,6 @@ from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
 from shoal.model.identity import CONTROL_PLANE, Identity, Peer, Role, workload_identity
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
-from shoal.wire.authority import Pair, issue, make_authority
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_authority, write_credentials
 from shoal.wire.methods import (
     TERM_HEADER,
     AgentControl,
@@ -55,9 +52,12 @@ from shoal.wire.methods import (
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import jobs_pb2 as jobs
-from shoal.wire.security import AnonymousTls, MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.status import Code, status_of
 from shoal.wire.transport import Cardinality, Channel, Method
+from shoal.wire.trust.authority import Pair, issue, make_authority
+from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_authority, write_credentials
+from shoal.wire.trust.security import AnonymousTls, MutualTls
 
 FILE_NAME = "calls.jsonl"
 CLUSTER = "golden"

@@ -68,10 +68,10 @@ from shoal.model.workloads import DesiredState
 from shoal.services import ServiceEngine
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.wire import pb
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.convert import workload_view_to_proto
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Channel, CheckCaller, Method, Request, Response, Server, Service
 
 ROOT = Path(__file__).resolve().parent.parent

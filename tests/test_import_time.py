@@ -23,7 +23,7 @@ HEAVY = (
     "psycopg",
     "pyarrow",
     "rocksdict",
-    "shoal.dataflow.api.stream",
+    "shoal.dataflow.api.streams.stream",
     "sqlalchemy",
     "starlette",
     "uvicorn",

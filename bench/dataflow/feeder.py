@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from shoal.dataflow.connectors.brokers import is_kafka, topics_of
+from shoal.dataflow.connectors.topics.brokers import is_kafka, topics_of
 from shoal.topics.base import records
 
 #: Rows that are due are appended so often, in seconds.

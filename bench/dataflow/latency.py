@@ -19,7 +19,7 @@ from bench.dataflow.kafka_job import SCHEMA
 from bench.dataflow.pipes import cpu_seconds, end, peak_memory
 from bench.figures import percentile
 from shoal.core.errors import UnavailableError
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.topics.base import ensure_topic
 from shoal.topics.codecs import codec
 

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from bench.dataflow.pipes import Through, job_of, run_jobs, watch_topic
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.topics.base import ensure_topic, records
 
 _AT_ONCE = 10_000

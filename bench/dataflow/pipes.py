@@ -25,7 +25,7 @@ import pyarrow as pa
 from bench.dataflow.peers import LOOP
 from bench.peers import Peer
 from shoal.core.errors import DeadlineError, UnavailableError
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 
 Start = Callable[[Path], subprocess.Popen[bytes]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.dataflow.feeder import row
 from bench.dataflow.pipes import cpu_seconds, end, peak_memory
 from shoal.core.errors import UnavailableError
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.topics.base import ensure_topic, records
 
 PROGRAM = """\

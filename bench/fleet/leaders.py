@@ -17,7 +17,7 @@ from shoal.cli.local.children import free_port
 from shoal.client import ControlPlane
 from shoal.core.errors import DeadlineError, ShoalError
 from shoal.model.documents import WorkloadDocument
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 _LOOK_EVERY = 0.02
 

@@ -11,9 +11,9 @@ from bench.fleet.stage import PER_NODE, Stage, spec_of
 from bench.load import PATIENCE, CpuWatch
 from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 from shoal.wire import convert
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Channel
 
 _LOOK_EVERY = 0.1

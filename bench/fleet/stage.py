@@ -44,11 +44,11 @@ from shoal.model.workloads import (
 )
 from shoal.testing.hollow import ALL_FEATURES, HollowFleet, HollowNode, HollowRun
 from shoal.wire import convert
-from shoal.wire.authority import issue
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.credentials import load_authority, write_credentials
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
-from shoal.wire.security import MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
+from shoal.wire.trust.authority import issue
+from shoal.wire.trust.credentials import load_authority, write_credentials
+from shoal.wire.trust.security import MutualTls
 
 MB = 2**20
 #: Of a hollow node, and of a workload. Twenty fill a node to the last millicore, so that one too many would show.

@@ -13,9 +13,9 @@ __version__: str
 #: Where each public name lives.
 _HOMES: dict[str, str] = {
     "AggregatingState": "shoal.dataflow.state.handles",
-    "App": "shoal.dataflow.api.app",
+    "App": "shoal.dataflow.api.apps.app",
     "CheckpointSettings": "shoal.dataflow.language.settings",
-    "Dataflow": "shoal.dataflow.api.app",
+    "Dataflow": "shoal.dataflow.api.apps.app",
     "FlowSettings": "shoal.dataflow.language.settings",
     "FunctionContext": "shoal.dataflow.api.process_function",
     "KeyedState": "shoal.dataflow.state.groups",
@@ -26,16 +26,16 @@ _HOMES: dict[str, str] = {
     "ProcessFunction": "shoal.dataflow.api.process_function",
     "Record": "shoal.dataflow.language.record",
     "ReducingState": "shoal.dataflow.state.handles",
-    "Stream": "shoal.dataflow.api.stream",
-    "Topic": "shoal.dataflow.api.topic",
+    "Stream": "shoal.dataflow.api.streams.stream",
+    "Topic": "shoal.dataflow.api.apps.topic",
     "ValueState": "shoal.dataflow.state.handles",
-    "col": "shoal.dataflow.language.expressions",
-    "count": "shoal.dataflow.api.windows",
-    "fn": "shoal.dataflow.api.fn",
-    "lit": "shoal.dataflow.language.expressions",
-    "session": "shoal.dataflow.api.windows",
-    "sliding": "shoal.dataflow.api.windows",
-    "tumbling": "shoal.dataflow.api.windows",
+    "col": "shoal.dataflow.language.expressions.trees",
+    "count": "shoal.dataflow.api.streams.windows",
+    "fn": "shoal.dataflow.api.streams.fn",
+    "lit": "shoal.dataflow.language.expressions.trees",
+    "session": "shoal.dataflow.api.streams.windows",
+    "sliding": "shoal.dataflow.api.streams.windows",
+    "tumbling": "shoal.dataflow.api.streams.windows",
 }
 
 __all__ = [  # noqa: PLE0604  the lazy names are in the table above

@@ -47,7 +47,7 @@ from shoal.runtimes import log_files as logs
 from shoal.runtimes.keeper import procfs, protocol, records
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from shoal.testing.messages import messages
-from shoal.wire import authority, certificates, convert, credentials, serving, status
+from shoal.wire import convert, serving, status
 from shoal.wire.addresses import parse_address
 from shoal.wire.calls import status_from_proto
 from shoal.wire.convert import (
@@ -69,7 +69,8 @@ from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, jobs_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
-from shoal.wire.sealing import load_key, load_or_make_key, parse_key
+from shoal.wire.trust import authority, certificates, credentials
+from shoal.wire.trust.sealing import load_key, load_or_make_key, parse_key
 from tests.fuzz.artifact_parsers import ARTIFACT_PARSERS
 from tests.fuzz.codec_parsers import CODEC_PARSERS
 from tests.fuzz.discovery_parsers import DISCOVERY_PARSERS
@@ -238,33 +239,35 @@ PARSERS: dict[str, ParserCase] = {
         parse_memory, texts | changed_text("4.5GB"), (ValueError,), ("4GB",)
     ),
     # Certificates.
-    "shoal.wire.authority.read_signing_request": ParserCase(authority.read_signing_request, _pem("request")),
-    "shoal.wire.authority.read_authority": ParserCase(
+    "shoal.wire.trust.authority.read_signing_request": ParserCase(authority.read_signing_request, _pem("request")),
+    "shoal.wire.trust.authority.read_authority": ParserCase(
         lambda given: authority.read_authority(*given), st.tuples(_pem("ca"), _pem("ca_key"))
     ),
-    "shoal.wire.certificates.read_alternatives": ParserCase(
+    "shoal.wire.trust.certificates.read_alternatives": ParserCase(
         _read_alternatives, _pem("cert"), (Invalid, ValueError, x509.DuplicateExtension)
     ),
-    "shoal.wire.certificates.read_certificates": ParserCase(certificates.read_certificates, _pem("cert")),
-    "shoal.wire.certificates.read_key": ParserCase(certificates.read_key, _pem("key")),
-    "shoal.wire.certificates.read_caller": ParserCase(certificates.read_caller, _pem("cert"), (UnauthenticatedError,)),
-    "shoal.wire.credentials.load_authority": ParserCase(
+    "shoal.wire.trust.certificates.read_certificates": ParserCase(certificates.read_certificates, _pem("cert")),
+    "shoal.wire.trust.certificates.read_key": ParserCase(certificates.read_key, _pem("key")),
+    "shoal.wire.trust.certificates.read_caller": ParserCase(
+        certificates.read_caller, _pem("cert"), (UnauthenticatedError,)
+    ),
+    "shoal.wire.trust.credentials.load_authority": ParserCase(
         with_folder(_fill_authority, credentials.load_authority),
         st.tuples(_pem("ca"), _pem("ca_key")),
         (Invalid, NotFoundError),
     ),
-    "shoal.wire.credentials.read_credentials": ParserCase(
+    "shoal.wire.trust.credentials.read_credentials": ParserCase(
         with_folder(_fill_credentials, _read_credentials), st.tuples(_pem("ca"), _pem("cert"), _pem("key"))
     ),
-    "shoal.wire.sealing.parse_key": ParserCase(
+    "shoal.wire.trust.sealing.parse_key": ParserCase(
         lambda text: parse_key(text, name="key"), texts | changed_text(SEALING_KEY), good=(SEALING_KEY,)
     ),
-    "shoal.wire.sealing.load_key": ParserCase(
+    "shoal.wire.trust.sealing.load_key": ParserCase(
         with_folder(file_named("key"), lambda folder: load_key(folder / "key")),
         blobs | changed_text(SEALING_KEY),
         good=(SEALING_KEY,),
     ),
-    "shoal.wire.sealing.load_or_make_key": ParserCase(
+    "shoal.wire.trust.sealing.load_or_make_key": ParserCase(
         with_folder(file_named("key"), lambda folder: load_or_make_key(folder / "key")),
         blobs | changed_text(SEALING_KEY),
         good=(SEALING_KEY,),
@@ -556,7 +559,7 @@ NO_PARSERS: dict[str, str] = {
     "shoal.core.filesystems.read_object": "bytes as they are",
     "shoal.core.disk.private_files.read_regular": "bytes as they are",
     "shoal.core.disk.private_files.read_private": "bytes as they are",
-    "shoal.runtimes.keeper.children.read_report": "from a pipe to our own child, before it becomes the workload",
+    "shoal.runtimes.keeper.lives.children.read_report": "from a pipe to our own child, before it becomes the workload",
     "shoal.runtimes.keeper.procfs.read_environ": "bytes as they are",
     "shoal.runtimes.keeper.procfs.read_stat": "is parse_stat, of a process that may be gone",
     **NO_STREAM_PARSERS,

@@ -23,9 +23,9 @@ from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.statefile import START, FileReader, StepIndex, TableIndex, decode_header, encode
 from shoal.dataflow.checkpoint.statestore import file_name
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
-from shoal.dataflow.connectors.file_commits import Move, decode_moves, encode_moves
+from shoal.dataflow.connectors.files.commits import Move, decode_moves, encode_moves
 from shoal.dataflow.connectors.write_ahead import decode_segments, encode_segments, from_stream, to_stream
-from shoal.dataflow.language.datatypes import parse_type
+from shoal.dataflow.language.expressions.datatypes import parse_type
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode
@@ -37,11 +37,11 @@ from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.keycodec import decode_key, encode_key
 from shoal.dataflow.state.tables import TableState
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
-from shoal.topics.local import entries, snapshots
-from shoal.topics.local.framing import frame
-from shoal.topics.local.journal import Journal, read_snapshot
+from shoal.topics.local.history import entries, snapshots
+from shoal.topics.local.history.framing import frame
+from shoal.topics.local.history.journal import Journal, read_snapshot
+from shoal.topics.local.history.replay import replay
 from shoal.topics.local.leases import read_lease
-from shoal.topics.local.replay import replay
 from tests.fuzz.inputs import blobs, file_named, flipped_bytes, texts, with_folder
 from tests.unit.dataflow.plan.test_documents import every_kind
 
@@ -178,7 +178,7 @@ JOURNAL = frame(SNAPSHOT) + frame(json.dumps(COMMIT).encode())
 
 STREAM_PARSERS: dict[str, ParserCase] = {
     # Plans.
-    "shoal.dataflow.language.datatypes.parse_type": ParserCase(
+    "shoal.dataflow.language.expressions.datatypes.parse_type": ParserCase(
         parse_type,
         texts
         | changed_text("timestamp[us, tz=UTC]")
@@ -261,7 +261,7 @@ STREAM_PARSERS: dict[str, ParserCase] = {
         (CheckpointError, PreconditionError),
         (json.dumps(JOB),),
     ),
-    "shoal.dataflow.connectors.file_commits.decode_moves": ParserCase(
+    "shoal.dataflow.connectors.files.commits.decode_moves": ParserCase(
         decode_moves, _changed(MOVES), (CheckpointError,), (MOVES, b"")
     ),
     "shoal.dataflow.connectors.write_ahead.decode_segments": ParserCase(
@@ -279,16 +279,16 @@ STREAM_PARSERS: dict[str, ParserCase] = {
         good=(FED, b""),
     ),
     # The local log.
-    "shoal.topics.local.entries.decode": ParserCase(
+    "shoal.topics.local.history.entries.decode": ParserCase(
         entries.decode,
         st.sampled_from(ENTRIES).flatmap(_changed_json),
         (InternalError,),
         [json.dumps(each).encode() for each in ENTRIES],
     ),
-    "shoal.topics.local.snapshots.load": ParserCase(
+    "shoal.topics.local.history.snapshots.load": ParserCase(
         snapshots.load, _changed_json(json.loads(SNAPSHOT)), (InternalError,), (SNAPSHOT,)
     ),
-    "shoal.topics.local.journal.read_snapshot": ParserCase(
+    "shoal.topics.local.history.journal.read_snapshot": ParserCase(
         with_folder(file_named("journal"), _read_journal), _changed(JOURNAL), (InternalError,), (JOURNAL,)
     ),
     "shoal.topics.local.leases.read_lease": ParserCase(

@@ -19,11 +19,11 @@ from shoal.model.identity import Identity, Role
 from shoal.testing.control import START, ControlKit
 from shoal.testing.fuzz import check_typed, send, wrong_requests
 from shoal.testing.threads import InlineThreads
-from shoal.wire.authority import make_authority, make_signing_request
-from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.methods import Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.transport import Service
+from shoal.wire.trust.authority import make_authority, make_signing_request
+from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from tests.fuzz.worlds import in_virtual_time
 
 AGENT = Identity(Role.AGENT, "default", "n1")

@@ -42,9 +42,7 @@ from shoal.testing.control import START, ControlKit, process_spec
 from shoal.testing.fuzz import CallOutcome, census, send
 from shoal.testing.hollow import HollowFleet, HollowNode, HollowRun
 from shoal.testing.stores import KeptStore
-from shoal.wire.authority import issue, make_authority, make_signing_request
 from shoal.wire.convert import decode_spec_bytes
-from shoal.wire.credentials import CA_KEY_FILE, write_authority, write_credentials
 from shoal.wire.local import LocalNetwork
 from shoal.wire.methods import (
     AgentControl,
@@ -60,6 +58,8 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import artifacts_pb2, enrollment_pb2, jobs_pb2, secrets_pb2
 from shoal.wire.transport import Channel, Method
+from shoal.wire.trust.authority import issue, make_authority, make_signing_request
+from shoal.wire.trust.credentials import CA_KEY_FILE, write_authority, write_credentials
 from tests.unit.agent.making import workload
 from tests.unit.agent.scene import Scene, scene
 

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.peers.foreign import ForeignAgent, ForeignClient, until
 
 

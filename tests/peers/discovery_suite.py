@@ -33,7 +33,7 @@ from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.store import CoordinationStore, SessionState
 from shoal.discovery.views import AddressView, MirrorAddresses, ModelAddresses, ReplicaAddresses
 from shoal.testing.suites.coordination_kit import CoordinationKit
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.peers.monolith import DENSE, ENTRY, PS, ForeignAgent, HeartbeatClient
 
 LF = Location("lf", "default")

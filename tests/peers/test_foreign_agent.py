@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.peers.contract import agent, control
 from tests.peers.foreign import Behavior, ForeignRun, container, until
 

@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from shoal.testing.certificates import Certificates
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.security import MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
+from shoal.wire.trust.security import MutualTls
 from tests.peers.conftest import staged
 from tests.peers.contract import agent, control
 from tests.peers.foreign import Behavior, ForeignClient, container

@@ -18,7 +18,7 @@ from shoal.client import ControlPlane
 from shoal.core.errors import NotFoundError
 from shoal.model.documents import read_document
 from shoal.runtimes.process import find_run_pids, read_keeper_pid
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.peers.foreign import ForeignClient, container, until
 
 pytestmark = pytest.mark.e2e

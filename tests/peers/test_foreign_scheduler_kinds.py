@@ -15,9 +15,9 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.runtimes.container.finding import PodmanService
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.peers.agents import FAILED, RUNNING, STOPPED, delete, expect_not_found, scheduled_agent, wait_state
 from tests.peers.contract import agent
 from tests.peers.foreign import until

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 import grpc
 import pytest
 
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.credentials import CredentialPaths
-from shoal.wire.security import MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
+from shoal.wire.trust.credentials import CredentialPaths
+from shoal.wire.trust.security import MutualTls
 from tests.peers.conftest import staged
 from tests.peers.contract import CONTROL_RPCS, agent, control
 from tests.peers.foreign import ForeignClient, container, until

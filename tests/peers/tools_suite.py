@@ -20,7 +20,7 @@ from shoal.discovery.models.service_map import ServiceMap
 from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.views import ModelAddresses, ReplicaAddresses
-from shoal.wire.access import Access
+from shoal.wire.trust.access import Access
 from tests.peers.monolith import ForeignAgent
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "discovery"

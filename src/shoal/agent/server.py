@@ -46,11 +46,11 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
 from shoal.runtimes.volumes import Volumes
-from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import parse_address
-from shoal.wire.http import HttpServer, serve_http
 from shoal.wire.methods import AgentExec, AgentService, methods_of
+from shoal.wire.sockets.http import HttpServer, serve_http
 from shoal.wire.transport import Server, Service, Transport
+from shoal.wire.trust.access import check_own_identity
 
 if TYPE_CHECKING:
     # Loaded by agents that are given no runtimes.
@@ -291,7 +291,7 @@ class Agent:
     def _begin_renewal(self) -> None:
         # Imported here: an agent that has not joined does not need it.
         from shoal.agent.contact.renewal import Renewal
-        from shoal.wire.credentials import CredentialPaths
+        from shoal.wire.trust.credentials import CredentialPaths
 
         client = ControlClient(self._transport, self.settings.control_addresses)
         paths = CredentialPaths.within(self.settings.credentials_dir)

@@ -21,14 +21,14 @@ from shoal.model.nodes import LABEL_KEY, LABEL_VALUE, ROOT_POOL
 from shoal.model.resources import MAX_DISK_GB, MAX_SLOTS
 from shoal.model.trust import parse_token
 from shoal.model.workloads import USER_PATTERN, USER_RULE, EnvName, WorkloadType
-from shoal.wire.access import LOOPBACK, Access
 from shoal.wire.addresses import Address, parse_address
+from shoal.wire.trust.access import LOOPBACK, Access
 
 CONTROL_PORT = 8085
 AGENT_PORT = 50051
 JOIN_PORT = 8086
 
-# As in `shoal.wire.credentials`, which an agent without certificates does not load.
+# As in `shoal.wire.trust.credentials`, which an agent without certificates does not load.
 CA_FILE, CERT_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 
 _OTHERWISE = "join with --join TOKEN, or make them with `shoal certs issue --role agent`"

@@ -25,7 +25,7 @@ from shoal.wire.routes import ControlAddresses, Route, in_doubt, was_said
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
 if TYPE_CHECKING:
-    from shoal.wire.diagnosis import Diagnosis
+    from shoal.wire.sockets.diagnosis import Diagnosis
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)

@@ -45,13 +45,13 @@ from shoal.model.trust import JoinTokenView, SecretView
 from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
-from shoal.wire.access import Access
 from shoal.wire.addresses import Address, parse_address
 from shoal.wire.methods import AgentControl, Credentials, Jobs, Secrets, WorkloadExec
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import jobs_pb2, secrets_pb2
+from shoal.wire.trust.access import Access
 
 LOOK_EVERY = 2.0
 """Seconds after which a wait looks again without an event: an event can be lost."""
@@ -73,7 +73,7 @@ class ControlPlane(ArtifactCalls, JobCalls):
 
         Reads SHOAL_CONTROL, and SHOAL_CA, SHOAL_CERT and SHOAL_KEY, or SHOAL_INSECURE. Raises `InvalidError`.
         """
-        from shoal.wire.channel import GrpcTransport
+        from shoal.wire.sockets.channel import GrpcTransport
 
         given = os.environ if environment is None else environment
         insecure = given.get("SHOAL_INSECURE", "").lower() in {"1", "true", "yes", "on"}

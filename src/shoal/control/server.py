@@ -44,9 +44,7 @@ from shoal.jobs.engine import Engines
 from shoal.jobs.workflows import Workflows
 from shoal.model.identity import Caller, Identity, Role
 from shoal.wire import convert
-from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import Address, parse_address
-from shoal.wire.http import HttpServer, serve_http
 from shoal.wire.methods import (
     AgentControl,
     Artifacts,
@@ -59,7 +57,9 @@ from shoal.wire.methods import (
     WorkloadExec,
     methods_of,
 )
+from shoal.wire.sockets.http import HttpServer, serve_http
 from shoal.wire.transport import Server, Service, Transport
+from shoal.wire.trust.access import check_own_identity
 
 log = logging.getLogger(__name__)
 

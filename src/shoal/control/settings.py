@@ -14,9 +14,9 @@ from shoal.control.workloads.decisions.failover import FailoverSettings
 from shoal.core.errors import Problem, problem
 from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 from shoal.core.shape import MaxLength, Pattern, Range, find_problems
-from shoal.wire.access import Access
+from shoal.wire.trust.access import Access
 
-# Not from `shoal.wire.sealing`: that loads what a control plane without secrets has no need of.
+# Not from `shoal.wire.trust.sealing`: that loads what a control plane without secrets has no need of.
 KEY_BYTES = 32
 KEY_RULE = "must be the base64 of 32 bytes, such as `openssl rand -base64 32` prints"
 

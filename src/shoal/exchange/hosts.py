@@ -61,7 +61,7 @@ def open_endpoint(path: str, gate: Gate, environment: Mapping[str, str]) -> Endp
         return unix
     # Imported here: what stays on one host does not load it.
     from shoal.exchange.flight.endpoint import FlightEndpoint
-    from shoal.wire.credentials import CredentialPaths, CredentialWatch
+    from shoal.wire.trust.credentials import CredentialPaths, CredentialWatch
 
     try:
         look = None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from shoal.core.errors import Problem, problem
 from shoal.core.shape import MaxLength, Pattern, Range
-from shoal.model.spec_parts import Text
+from shoal.model.spec.parts import Text
 
 MAX_SIDE = 65535
 

@@ -6,7 +6,7 @@
     shoal://<cluster>/workload/<job>/<node id>
 
 Every part is an identifier, so there is one way to write an identity and nothing to escape. Made and read by
-`shoal.wire.certificates`; judged by `shoal.wire.authorization`; handlers find it in `Call.identity`.
+`shoal.wire.trust.certificates`; judged by `shoal.wire.trust.authorization`; handlers find it in `Call.identity`.
 """
 
 from __future__ import annotations

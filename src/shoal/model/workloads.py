@@ -2,7 +2,7 @@
 
 The spec classes mirror the fields of `persys.control.v1.WorkloadSpec` and carry every rule on them; the same
 classes read YAML documents (`shoal.model.documents`) and publish the JSON Schemas. Those of the four kinds of workload
-are in `shoal.model.specs`; their names are exported here.
+are in `shoal.model.spec.kinds`; their names are exported here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.core.shape import MaxLength, OneOf, Range
 from shoal.model.nodes import CONSTRAINT_KEY, LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, PoolShare, Resources
-from shoal.model.spec_parts import (
+from shoal.model.spec.kinds import (
+    CloudInit,
+    ComposeSpec,
+    ContainerSpec,
+    ProcessSpec,
+    Ulimit,
+    VmDisk,
+    VmNetwork,
+    VmSpec,
+)
+from shoal.model.spec.parts import (
     MAX_DURATION,
     USER_PATTERN,
     USER_RULE,
@@ -40,23 +50,13 @@ from shoal.model.spec_parts import (
     VmBoot,
     VolumeMount,
 )
-from shoal.model.spec_words import (
+from shoal.model.spec.words import (
     AffinityDirection,
     ComposeSource,
     ConstraintOperator,
     FailoverPolicy,
     MoveKind,
     Restart,
-)
-from shoal.model.specs import (
-    CloudInit,
-    ComposeSpec,
-    ContainerSpec,
-    ProcessSpec,
-    Ulimit,
-    VmDisk,
-    VmNetwork,
-    VmSpec,
 )
 
 __all__ = [

@@ -24,7 +24,7 @@ from shoal.model.workloads import FailureReason
 from shoal.runtimes import cgroups
 from shoal.runtimes.base import ExecSession, RunError
 from shoal.runtimes.keeper import procfs
-from shoal.runtimes.keeper.children import Launch, refusal_of
+from shoal.runtimes.keeper.lives.children import Launch, refusal_of
 from shoal.runtimes.keeper.records import RunRecord
 
 _CHUNK = 32 * 1024

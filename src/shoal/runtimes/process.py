@@ -34,9 +34,9 @@ from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, port
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.exec_process import start_command
 from shoal.runtimes.keeper import protocol
-from shoal.runtimes.keeper.children import find_user
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.launcher import IDLE_SECONDS
+from shoal.runtimes.keeper.lives.children import find_user
 from shoal.runtimes.keeper.protocol import StartMessage
 from shoal.runtimes.keeper.records import (
     find_run_pids,

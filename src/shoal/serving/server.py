@@ -39,7 +39,7 @@ from shoal.serving.processes.commands import find_program, find_proxy, look_at_p
 from shoal.serving.processes.graph import OnExit
 from shoal.serving.processes.remembered import Remembered
 from shoal.serving.processes.runner import ProcessRunner, child_environment
-from shoal.wire.http import serve_http
+from shoal.wire.sockets.http import serve_http
 from shoal.wire.transport import Transport
 
 log = logging.getLogger(__name__)

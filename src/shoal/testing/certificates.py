@@ -14,9 +14,9 @@ from pathlib import Path
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.model.identity import Identity, Role, workload_identity
-from shoal.wire.authority import issue, make_authority
-from shoal.wire.credentials import write_credentials
-from shoal.wire.security import MutualTls
+from shoal.wire.trust.authority import issue, make_authority
+from shoal.wire.trust.credentials import write_credentials
+from shoal.wire.trust.security import MutualTls
 
 
 class Certificates:

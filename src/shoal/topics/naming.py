@@ -1,6 +1,6 @@
 """Which names topics may have in Kafka. Pure; needs no Kafka client.
 
-Called by `shoal.topics.kafka`, and by `shoal.dataflow.connectors.topic_names` before a broker is asked.
+Called by `shoal.topics.kafka`, and by `shoal.dataflow.connectors.topics.names` before a broker is asked.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from shoal.core.errors import InternalError, InvalidError, ShoalError, Unauthent
 from shoal.core.tasks import TaskScope, task_scope
 from shoal.model.identity import CLOCK_SKEW, Caller, Identity, Peer
 from shoal.wire.addresses import parse_address
-from shoal.wire.authorization import RULES, Policy, Rule
 from shoal.wire.health import Health
 from shoal.wire.local_faults import Conversation, ScriptedFaults, canonical
 from shoal.wire.serving import (
@@ -49,6 +48,7 @@ from shoal.wire.serving import (
 )
 from shoal.wire.status import OK, Code, Status, explain
 from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Cardinality, CheckCaller, Method, Request, Response, Service
+from shoal.wire.trust.authorization import RULES, Policy, Rule
 
 _FIRST_PORT = 20_000
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)

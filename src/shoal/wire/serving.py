@@ -26,10 +26,10 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from shoal.core import tracing
 from shoal.core.errors import ExhaustedError, InternalError, InvalidError, ShoalError, UnsupportedError, problem
-from shoal.wire.authorization import Policy
-from shoal.wire.disclosure import disclose
 from shoal.wire.status import OK, Code, Status, status_of
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Method, Service, Standing
+from shoal.wire.trust.authorization import Policy
+from shoal.wire.trust.disclosure import disclose
 
 log = logging.getLogger(__name__)
 

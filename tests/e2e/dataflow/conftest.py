@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.dataflow.api import sending
+from shoal.dataflow.api.apps import sending
 from tests.e2e.dataflow.programs import Programs
 from tests.services.kafka import KafkaBroker
 

@@ -15,10 +15,10 @@ import pytest
 
 from shoal.core.errors import NotFoundError, SessionSupersededError, UnavailableError
 from shoal.runtimes.process import read_keeper_pid
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl, AgentService, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Service
 from tests.e2e.fleet.drill import until
 

@@ -13,7 +13,7 @@ from shoal.core.errors import InvalidError
 from shoal.model.documents import read_document
 from shoal.model.identity import workload_identity
 from shoal.runtimes.process import read_keeper_pid
-from shoal.wire.credentials import CredentialPaths, read_credentials
+from shoal.wire.trust.credentials import CredentialPaths, read_credentials
 from tests.e2e.fleet.conftest import HEARTBEAT
 from tests.e2e.fleet.drill import insist, processes_of, python, until, until_status
 
@@ -26,8 +26,8 @@ from shoal.client import ControlPlane
 from shoal.core.errors import ShoalError
 from shoal.model.documents import read_document
 from shoal.model.identity import CONTROL_PLANE
-from shoal.wire.access import Access
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.trust.access import Access
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 

@@ -11,7 +11,7 @@ import time
 from shoal.cli.local.children import free_port
 from shoal.client import ControlPlane
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.services.lifetime import WITH_US
 
 PATIENCE = 40.0

@@ -34,9 +34,9 @@ async def test_one_leads_and_the_other_answers_reads_and_names_it(planes):
     async with planes.client(leader) as control:
         await control.apply(process("web"))
         await until_status(control, "web", "Running")
-    from shoal.wire.channel import GrpcTransport
     from shoal.wire.methods import AgentControl
     from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+    from shoal.wire.sockets.channel import GrpcTransport
 
     channel = GrpcTransport().connect(planes.addresses[follower])
     try:

@@ -18,7 +18,7 @@ from shoal.discovery.registrar import Registrar
 from shoal.discovery.remote import RemoteStore
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.store import NodeStat, SessionState
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.e2e.fleet.drill import insist, until
 from tests.e2e.ha.planes import Planes
 

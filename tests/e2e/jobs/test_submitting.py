@@ -14,7 +14,7 @@ import pytest
 
 from shoal.cli.local.fleet import LocalFleet
 from shoal.core.entropy import SystemEntropy
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.model.jobs import JobState
 from shoal.topics.base import records
 

@@ -20,10 +20,10 @@ from typing import Any
 from shoal.cli.local.fleet import LocalFleet
 from shoal.client.control_plane import ControlPlane
 from shoal.core.entropy import SystemEntropy
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution.remote.submission import Package, pack_job
 from shoal.dataflow.fleet.reports import CoordinatorReport, decode_coordinator
 from shoal.dataflow.fleet.spec import encode

@@ -22,7 +22,7 @@ import psycopg
 
 from shoal.client import ControlPlane
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.services.lifetime import WITH_US
 from tests.services.postgres import find_programs
 

@@ -19,8 +19,8 @@ from shoal.client import ControlPlane
 from shoal.core.errors import NotFoundError
 from shoal.model.identity import CONTROL_PLANE, Peer, Role
 from shoal.testing.machines import kill_machine
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.security import MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
+from shoal.wire.trust.security import MutualTls
 from tests.e2e.fleet.drill import insist, until, until_gone, until_status
 from tests.e2e.ha.planes import Planes
 

@@ -23,9 +23,9 @@ from shoal.model.workloads import FailureReason, ProcessSpec
 from shoal.runtimes import cgroups
 from shoal.runtimes.base import RunError, RunPhase, RunRequest
 from shoal.runtimes.keeper import procfs, protocol
-from shoal.runtimes.keeper.children import ChildDefaults, Launch, fork_gated, read_report
 from shoal.runtimes.keeper.files import KeeperFiles, connect, socket_address
 from shoal.runtimes.keeper.launcher import launch_keeper
+from shoal.runtimes.keeper.lives.children import ChildDefaults, Launch, fork_gated, read_report
 from shoal.runtimes.process import ProcessRuntime, read_keeper_pid, read_run_records
 from shoal.testing.machines import kill_machine, machine_pids
 from shoal.testing.suites.runtime import wait_ended, wait_output

@@ -18,7 +18,7 @@ import pytest
 from shoal.core.errors import ShoalError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 MODEL_SERVER = f"{sys.executable} -m shoal.testing.model_server"
 

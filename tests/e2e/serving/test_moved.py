@@ -12,7 +12,7 @@ from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.remote import RemoteStore
 from shoal.wire.addresses import parse_address
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.e2e.fleet.drill import until, until_status
 from tests.e2e.partition.stage import Stage
 from tests.e2e.serving.placed import ENTRY, Sampler, group, model_servers

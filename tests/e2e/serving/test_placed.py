@@ -22,7 +22,7 @@ from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.remote import RemoteStore
 from shoal.discovery.replicas.records import ServerType
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.e2e.fleet.drill import is_alive, processes_of, until, until_status
 from tests.e2e.serving.placed import ENTRY, PS, Sampler, group, model_servers
 

@@ -21,7 +21,7 @@ from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from shoal.serving.config.deployment import free_ports
 from shoal.serving.models.client import ModelServerClient
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,7 @@ from shoal.cli.local.children import Child, free_port
 from shoal.client import ControlPlane as Client
 from shoal.core.clock import SystemClock
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.services.versions import RecordedVersion
 
 #: Long enough for an agent to be back within it on a busy machine.

@@ -17,9 +17,9 @@ from shoal.core.errors import ExhaustedError, UnavailableError
 from shoal.model.resources import Resources
 from shoal.model.workloads import CommandProbe, NamedPort, Readiness, RestartPolicy
 from shoal.runtimes.process import read_keeper_pid
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.unit.agent.making import process, workload
 
 pytestmark = pytest.mark.integration

@@ -24,17 +24,17 @@ from shoal.core.errors import DeniedError, ExhaustedError, UnauthenticatedError,
 from shoal.model.identity import Identity, Role
 from shoal.testing.certificates import Certificates
 from shoal.testing.stores import KeptStore, Seat, SharedStore
-from shoal.wire.authority import issue
-from shoal.wire.certificates import describe, read_certificates
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.convert import decode_spec_bytes
-from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_authority, write_credentials
 from shoal.wire.grpcio import aio
 from shoal.wire.methods import AgentControl, Credentials, Enrollment, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
-from shoal.wire.security import AnonymousTls, ServerTls
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Service
+from shoal.wire.trust.authority import issue
+from shoal.wire.trust.certificates import describe, read_certificates
+from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_authority, write_credentials
+from shoal.wire.trust.security import AnonymousTls, ServerTls
 
 pytestmark = pytest.mark.integration
 

@@ -17,12 +17,12 @@ import pytest
 from shoal.client import ControlPlane
 from shoal.core.errors import UnavailableError
 from shoal.testing.certificates import Certificates
-from shoal.wire import diagnosis
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
-from shoal.wire.security import INSECURE, MutualTls
+from shoal.wire.sockets import diagnosis
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Service
+from shoal.wire.trust.security import INSECURE, MutualTls
 
 pytestmark = pytest.mark.integration
 

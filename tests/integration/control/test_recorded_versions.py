@@ -49,10 +49,10 @@ from shoal.model.jobs import JobState
 from shoal.services import ServiceEngine
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.wire import pb
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.services.versions import RecordedVersion, recorded_versions
 from tests.unit.wire.test_recorded_versions import known_part
 

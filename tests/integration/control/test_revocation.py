@@ -17,13 +17,13 @@ from shoal.control.settings import ControlSettings
 from shoal.core.errors import InvalidError, NotLeaderError, UnauthenticatedError
 from shoal.model.identity import Identity, Role
 from shoal.testing.certificates import Certificates
-from shoal.wire.authority import make_signing_request
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.health import WATCH
 from shoal.wire.methods import AgentControl, Credentials
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2
+from shoal.wire.sockets.channel import GrpcTransport
+from shoal.wire.trust.authority import make_signing_request
+from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, write_authority
 
 pytestmark = pytest.mark.integration
 

@@ -19,10 +19,10 @@ from shoal.model.resources import Resources
 from shoal.testing.certificates import Certificates
 from shoal.testing.control import process_spec
 from shoal.testing.hollow import HollowFleet, HollowNode
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import NODE_HEADER, AgentControl, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent_pb
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.sockets.channel import GrpcTransport
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from shoal.client import ControlPlane as Client
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
 from shoal.core.errors import PreconditionError
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 pytestmark = pytest.mark.integration
 

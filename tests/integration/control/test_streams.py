@@ -20,9 +20,9 @@ from shoal.model.workloads import WorkloadType
 from shoal.testing.certificates import Certificates
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
 from shoal.wire.calls import status_from_proto
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.status import error_of
 
 pytestmark = pytest.mark.integration

@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from shoal.core import faults
 from shoal.dataflow.api.process_function import ProcessFunction
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import session, sliding, tumbling
-from shoal.dataflow.connectors import brokers
-from shoal.dataflow.connectors.file_sinks import JsonLinesSink
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import session, sliding, tumbling
+from shoal.dataflow.connectors.files.sinks import JsonLinesSink
+from shoal.dataflow.connectors.topics import brokers
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.expressions import col, lit
+from shoal.dataflow.language.expressions.trees import col, lit
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.topics.local import LocalLogSettings, LocalTopics

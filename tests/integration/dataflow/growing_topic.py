@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.dataflow.connectors.base import Split
-from shoal.dataflow.connectors.topics import TopicSource
+from shoal.dataflow.connectors.topics.endpoints import TopicSource
 
 
 class GrowingTopic(TopicSource):

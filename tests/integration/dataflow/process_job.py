@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.core import faults
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
-from shoal.dataflow.connectors.file_sinks import JsonLinesSink
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.connectors.files.sinks import JsonLinesSink
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings

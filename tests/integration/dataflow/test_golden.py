@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shoal.core import faults
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.topics.base import records
 from tests.integration.dataflow.golden_job import BUCKET, GAP, NEAR, events
 from tests.integration.dataflow.test_topics import read

@@ -9,8 +9,8 @@ import pytest
 
 from shoal import Stream
 from shoal.core.entropy import SystemEntropy
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.topics import TopicSource
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.testing.streams import Recording, RecordingSink

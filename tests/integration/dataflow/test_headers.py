@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from shoal.dataflow.api.process_function import ProcessFunction
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.connectors.memory import BatchesSource
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.topics.base import TopicPartition
 from shoal.topics.headers import make_headers, trace_ids
 from tests.integration.dataflow.test_topics import fill

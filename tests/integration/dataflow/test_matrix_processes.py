@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shoal.dataflow.connectors.file_sinks import JsonLinesSink
+from shoal.dataflow.connectors.files.sinks import JsonLinesSink
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings

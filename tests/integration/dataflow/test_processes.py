@@ -26,7 +26,7 @@ from shoal.core import faults
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.api.progress import step_progress
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import OperatorFailedError, StepInput

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shoal.dataflow.api.process_function import ProcessFunction
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import session, sliding, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import session, sliding, tumbling
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import SCHEMA, Recording, RecordingSink, Tap, TapSource, rows

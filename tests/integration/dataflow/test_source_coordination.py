@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.file_sinks import JsonLinesSink
+from shoal.dataflow.connectors.files.sinks import JsonLinesSink
 from shoal.dataflow.connectors.memory import CallbackSink
-from shoal.dataflow.connectors.topics import TopicSource
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import Sink, Source

@@ -19,7 +19,7 @@ from shoal.core.errors import NotFoundError, PreconditionError, UnavailableError
 from shoal.dataflow.fleet import DataflowEngine
 from shoal.jobs.engine import Engines
 from shoal.model.jobs import JobState
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 PROGRAM = """
     from shoal import App, Stream, col

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.errors import InvalidError
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.topic_metadata import TYPES
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.metadata import TYPES
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.topics.base import records
 from shoal.topics.codecs import codec
 

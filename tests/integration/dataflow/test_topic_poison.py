@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from shoal.dataflow.api.app import App
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.topics import TopicSource
+from shoal.dataflow.api.apps.app import App
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import OperatorFailedError, PoisonError

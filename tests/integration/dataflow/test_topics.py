@@ -11,10 +11,10 @@ import pytest
 from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError, UnavailableError
-from shoal.dataflow.connectors import brokers
 from shoal.dataflow.connectors.base import SinkContext
-from shoal.dataflow.connectors.brokers import is_kafka, topics_of
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.connectors.topics import brokers
+from shoal.dataflow.connectors.topics.brokers import is_kafka, topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import EventTime, Node, OnError, SideOutput, Sink, Source

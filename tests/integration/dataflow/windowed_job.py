@@ -10,7 +10,7 @@ import sys
 import time
 
 from shoal.core import faults
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import EventTime, Sink, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings

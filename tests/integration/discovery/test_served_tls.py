@@ -18,8 +18,8 @@ from shoal.model.identity import workload_identity
 from shoal.testing.certificates import Certificates
 from shoal.testing.journals import MemoryJournal
 from shoal.testing.suites.coordination_kit import Seen
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import Coordination, methods_of
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Service
 
 pytestmark = pytest.mark.integration

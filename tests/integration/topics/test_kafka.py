@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
@@ -216,6 +217,20 @@ def test_partitions_that_were_added_are_used(kafka_broker: KafkaBroker, name: st
         writer.flush()
         wanted = topics.describe(name).topic_partitions()
         assert sorted(topics.next_offsets(wanted).values()) == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "age"),
+    [(2**63 - 1, None), (-1, None), (0, timedelta()), (60_000, timedelta(minutes=1))],
+    ids=["largest", "never", "at once", "minute"],
+)
+def test_a_retention_is_described(
+    kafka_broker: KafkaBroker, name: str, milliseconds: int, age: timedelta | None
+) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
+    admin.create_topics([NewTopic(name, 1, 1, config={"retention.ms": str(milliseconds)})])[name].result()
+    with KafkaTopics(KafkaSettings(kafka_broker.address)) as topics:
+        assert topics.describe(name).retention.age == age
 
 
 # -------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from shoal.core.entropy import SystemEntropy
 from shoal.dataflow.connectors.base import CommitContext, SinkContext
 from shoal.dataflow.connectors.markers import Marker
 from shoal.dataflow.connectors.memory import CallbackSink
-from shoal.dataflow.connectors.topic_commits import SinkNames
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.connectors.topics.commits import SinkNames
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import OnError, SideOutput, Sink, Source

@@ -16,13 +16,13 @@ from shoal.core.errors import DeniedError, ShoalError, UnauthenticatedError, Una
 from shoal.model.identity import Role
 from shoal.testing.certificates import Certificates
 from shoal.wire import methods as table
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.grpcio import aio, grpc
 from shoal.wire.health import CHECK, WATCH
 from shoal.wire.methods import AgentControl, AgentService, Jobs, methods_of
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
-from shoal.wire.security import MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Cardinality, Service
+from shoal.wire.trust.security import MutualTls
 from tests.integration.wire.roles import (
     AGENT,
     CONTROL,

@@ -23,11 +23,11 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.testing.suites.parrot import CHAT, COUNT, GROW, SAY, WAIT, Parrot
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.grpcio import aio, grpc
 from shoal.wire.methods import AgentControl, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Service
 
 pytestmark = pytest.mark.integration
@@ -257,7 +257,7 @@ async def test_a_foreign_status_is_read_by_its_code(code, details, expected):
 async def test_what_grpc_says_of_its_own_failed_write_is_never_the_answer(monkeypatch):
     # The words and the code that gRPC gives a call when a write fails. Here they come from afar, without the status
     # that would follow.
-    monkeypatch.setattr("shoal.wire.channel._STATUS_LAG", 0.05)
+    monkeypatch.setattr("shoal.wire.sockets.channel._STATUS_LAG", 0.05)
     server, address = await _foreign(grpc.StatusCode.INTERNAL, "Internal error from Core")
 
     async def words():
@@ -325,7 +325,7 @@ before = dict(os.environ)
 from google.protobuf.wrappers_pb2 import StringValue
 from shoal.core.errors import UnavailableError
 from shoal.testing.suites.parrot import SAY, Parrot
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Service
 
 async def main():

@@ -8,9 +8,9 @@ from shoal.model.identity import Role
 from shoal.testing.certificates import Certificates
 from shoal.testing.suites.parrot import SERVED, UNHEARD_OF, Tally
 from shoal.testing.suites.transport import TransportSuite
-from shoal.wire.authorization import RULES, Rule
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Transport
+from shoal.wire.trust.authorization import RULES, Rule
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from shoal.core.errors import InvalidError, UnavailableError
-from shoal.wire.http import serve_http
+from shoal.wire.sockets.http import serve_http
 
 pytestmark = pytest.mark.integration
 

@@ -26,15 +26,16 @@ from shoal.model.nodes import Feature
 from shoal.testing.certificates import Certificates
 from shoal.testing.suites.store_records import node
 from shoal.wire import methods as table
-from shoal.wire import security, serving
-from shoal.wire.authorization import RULES
+from shoal.wire import serving
 from shoal.wire.calls import status_from_proto
-from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl, AgentService, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.status import Code
 from shoal.wire.transport import Cardinality, Method, Service
+from shoal.wire.trust import security
+from shoal.wire.trust.authorization import RULES
 from tests.integration.wire.roles import (
     AGENT,
     ALLOWED,

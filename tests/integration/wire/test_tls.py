@@ -15,12 +15,12 @@ from shoal.core.errors import InvalidError, UnauthenticatedError, UnavailableErr
 from shoal.model.identity import CONTROL_PLANE, Identity, Peer, Role
 from shoal.testing.certificates import Certificates
 from shoal.testing.suites.parrot import ASK, CHAT, COUNT, SAY, WAIT, Parrot
-from shoal.wire import security
-from shoal.wire.authorization import RULES, Rule
-from shoal.wire.certificates import read_certificates
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.security import MutualTls
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Service
+from shoal.wire.trust import security
+from shoal.wire.trust.authorization import RULES, Rule
+from shoal.wire.trust.certificates import read_certificates
+from shoal.wire.trust.security import MutualTls
 
 pytestmark = pytest.mark.integration
 

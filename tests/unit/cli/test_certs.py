@@ -13,8 +13,8 @@ from shoal.cli import main
 from shoal.cli.connection.session import Surroundings
 from shoal.core.clock import SystemClock
 from shoal.model.identity import Identity, Role
-from shoal.wire.certificates import describe, read_certificates
-from shoal.wire.credentials import CredentialPaths, load_authority, read_credentials
+from shoal.wire.trust.certificates import describe, read_certificates
+from shoal.wire.trust.credentials import CredentialPaths, load_authority, read_credentials
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -30,7 +30,7 @@ def test_importing_the_command_tree_loads_no_heavy_package():
 def test_the_process_of_an_agent_loads_nothing_that_it_does_not_need():
     """An idle agent has no use for what stores or draws."""
     program = (
-        "import sys, shoal.cli.servers.agent_process, shoal.agent.server, shoal.wire.channel\n"
+        "import sys, shoal.cli.servers.agent_process, shoal.agent.server, shoal.wire.sockets.channel\n"
         "import shoal.agent.contact.renewal, shoal.agent.contact.joining, shoal.runtimes.process\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
@@ -43,8 +43,8 @@ def test_running_a_stream_program_loads_nothing_of_the_fleet():
     """What it takes from a command line to its first row is waited for."""
     program = (
         "import sys, shoal.cli.main as main\nmain.build(['run'])\n"
-        "import shoal.dataflow.api.app, shoal.dataflow.execution.engine\n"
-        "import shoal.dataflow.connectors.topics, shoal.topics.local\n"
+        "import shoal.dataflow.api.apps.app, shoal.dataflow.execution.engine\n"
+        "import shoal.dataflow.connectors.topics.endpoints, shoal.topics.local\n"
         "print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -10,7 +10,7 @@ import pytest
 from shoal.cli.connection.profile import Profile, find_profile, write_profile
 from shoal.cli.connection.session import Connection, exit_code_of, read_addresses
 from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, problem
-from shoal.wire.access import Access
+from shoal.wire.trust.access import Access
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from shoal.testing.stores import Fault, error_of
 from shoal.wire.methods import AgentControl, Artifacts, Credentials, Enrollment, Jobs, Secrets, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import artifacts_pb2, jobs_pb2, secrets_pb2
-from shoal.wire.sealing import Sealer
+from shoal.wire.trust.sealing import Sealer
 from tests.unit.control.operating import cordon, drain, ready, wait_event
 
 #: How often a loop may say the same while the store fails.

@@ -17,8 +17,8 @@ from shoal.discovery.remote import RemoteStore
 from shoal.discovery.replicas.records import ServerType
 from shoal.model.identity import Role
 from shoal.testing.control import CONTROL_ADDRESS, ControlKit
-from shoal.wire.authorization import RULES
 from shoal.wire.methods import ServingAgent, methods_of
+from shoal.wire.trust.authorization import RULES
 from tests.peers.monolith import ForeignAgent
 
 pytestmark = pytest.mark.looptime

@@ -20,10 +20,10 @@ from shoal.model.identity import Identity, Role
 from shoal.model.trust import JoinToken
 from shoal.testing.control import ControlKit
 from shoal.testing.stores import Fault
-from shoal.wire.authority import make_signing_request
 from shoal.wire.methods import AgentControl, Credentials, Enrollment
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
+from shoal.wire.trust.authority import make_signing_request
 from tests.unit.control.leadership.test_two_leaders import TwoControlPlanes
 from tests.unit.control.store_faults import answer_of
 from tests.unit.control.trusting import CLUSTER, TrustingFleet

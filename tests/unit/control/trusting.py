@@ -15,10 +15,10 @@ from shoal.model.workloads import WorkloadType
 from shoal.testing.control import CONTROL_ADDRESS, START, process_spec
 from shoal.testing.runtimes import FakeRuntime
 from shoal.testing.threads import InlineThreads
-from shoal.wire.authority import make_authority
-from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.trust.authority import make_authority
+from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from tests.unit.control.real_agents import FakeMachine, RealFleet
 
 CLUSTER = "blue"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeniedError, NotLeaderError, UnavailableError
 from shoal.discovery.embedded.owner import TreeOwner
-from shoal.discovery.embedded.serving import CoordinationService
+from shoal.discovery.embedded.serving import LONGEST, SHORTEST, CoordinationService
 from shoal.discovery.registrar import Registrar
 from shoal.discovery.remote import RemoteStore
 from shoal.discovery.store import CoordinationStore, SessionState
@@ -23,6 +24,7 @@ from shoal.testing.suites.coordination_kit import Seen
 from shoal.wire.local import LocalNetwork
 from shoal.wire.local_faults import Outage
 from shoal.wire.methods import Coordination, methods_of
+from shoal.wire.pb.shoal.v1 import coordination_pb2 as pb
 from shoal.wire.transport import Service
 
 ADDRESS = "10.0.0.1:8085"
@@ -192,6 +194,22 @@ async def test_a_silent_server_is_noticed(served: Served) -> None:
     served.network.heal()
     await states.is_now("connected")
     await store.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [(-(2**63), SHORTEST), (0, SHORTEST), (1500, timedelta(seconds=1.5)), (2**63 - 1, LONGEST)],
+    ids=["least", "none", "between", "most"],
+)
+async def test_a_session_has_a_timeout_within_bounds(served: Served, asked: int, given: timedelta) -> None:
+    async def requests() -> AsyncIterator[pb.CoordinationRequest]:
+        yield pb.CoordinationRequest(open=pb.OpenSession(timeout_ms=asked))
+        await asyncio.Event().wait()
+
+    channel = served.network.transport("client").connect(ADDRESS)
+    answers = channel.converse(Coordination.SESSION, requests())
+    assert (await anext(answers)).opened.timeout_ms == given / timedelta(milliseconds=1)
+    await channel.close()
 
 
 async def test_agents_and_workloads_change_what_was_granted(trusted: Served) -> None:

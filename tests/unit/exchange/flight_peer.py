@@ -14,7 +14,7 @@ from shoal.core.errors import ShoalError
 from shoal.exchange.flight.endpoint import FlightEndpoint, FlightSettings
 from shoal.exchange.inbox import Inbox
 from shoal.testing.suites.exchange import GATE, rows
-from shoal.wire.credentials import CredentialPaths, CredentialWatch
+from shoal.wire.trust.credentials import CredentialPaths, CredentialWatch
 
 QUICK = FlightSettings(handshake=3, stall=2)
 

@@ -34,8 +34,8 @@ from shoal.exchange.tokens import Gate
 from shoal.model.identity import workload_identity
 from shoal.testing.certificates import Certificates
 from shoal.testing.suites.exchange import GATE, KEY, LONG, MARK, ExchangeSuite, closing_all, read, rows
-from shoal.wire.credentials import CredentialPaths, CredentialWatch
-from shoal.wire.security import MutualTls
+from shoal.wire.trust.credentials import CredentialPaths, CredentialWatch
+from shoal.wire.trust.security import MutualTls
 from tests.services.network import Network, require_network
 from tests.unit.exchange.test_hostile import WRONG, drain, frame
 

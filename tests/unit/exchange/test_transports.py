@@ -15,8 +15,8 @@ from shoal.exchange.local import Switchboard
 from shoal.exchange.unix import UnixEndpoint
 from shoal.testing.certificates import Certificates
 from shoal.testing.suites.exchange import ExchangeSuite, MakeEndpoint, closing_all
-from shoal.wire.credentials import CredentialPaths, Credentials, read_credentials
-from shoal.wire.security import MutualTls
+from shoal.wire.trust.credentials import CredentialPaths, Credentials, read_credentials
+from shoal.wire.trust.security import MutualTls
 
 
 class TestLocal(ExchangeSuite):

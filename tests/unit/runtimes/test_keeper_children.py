@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.runtimes.keeper.children import ChildDefaults, Launch, fork_gated
+from shoal.runtimes.keeper.lives.children import ChildDefaults, Launch, fork_gated
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtimes.keeper.lifecycle import (
+from shoal.runtimes.keeper.lives.lifecycle import (
     KILL_AGAIN,
     LONGEST_WARNING,
     LOOK_AGAIN,

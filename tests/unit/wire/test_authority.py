@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, PreconditionError, UnauthenticatedError
 from shoal.model.identity import Identity, Role, workload_identity
-from shoal.wire.authority import (
+from shoal.wire.trust.authority import (
     check_hosts,
     issue,
     make_authority,
@@ -24,7 +24,7 @@ from shoal.wire.authority import (
     read_signing_request,
     sign,
 )
-from shoal.wire.certificates import describe, identity_of, matches, read_caller, read_certificates
+from shoal.wire.trust.certificates import describe, identity_of, matches, read_caller, read_certificates
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AGENT = Identity(Role.AGENT, "blue", "n1")

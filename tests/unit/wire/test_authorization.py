@@ -7,9 +7,9 @@ import pytest
 from shoal.core.errors import DeniedError, UnauthenticatedError
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.wire import health, methods, reflection
-from shoal.wire.authorization import RULES, Policy, Rule
 from shoal.wire.methods import AgentControl, AgentService, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.trust.authorization import RULES, Policy, Rule
 
 POLICY = Policy("blue")
 AGENT = Identity(Role.AGENT, "blue", "n1")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, UnauthenticatedError
 from shoal.model.identity import CLOCK_SKEW, Caller, Identity, Role, workload_identity
-from shoal.wire.authority import issue, make_authority
-from shoal.wire.certificates import authority_cluster, identity_of, matches, read_caller, read_certificates
+from shoal.wire.trust.authority import issue, make_authority
+from shoal.wire.trust.certificates import authority_cluster, identity_of, matches, read_caller, read_certificates
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC)
 AUTHORITY = make_authority("blue", now=NOW)

@@ -10,9 +10,9 @@ import pytest
 
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError
 from shoal.model.identity import Identity, Role
-from shoal.wire import credentials
-from shoal.wire.authority import Pair, issue, make_authority
-from shoal.wire.credentials import (
+from shoal.wire.trust import credentials
+from shoal.wire.trust.authority import Pair, issue, make_authority
+from shoal.wire.trust.credentials import (
     CredentialPaths,
     CredentialWatch,
     load_authority,

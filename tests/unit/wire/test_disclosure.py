@@ -6,11 +6,11 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from shoal.model.identity import Identity, Role, workload_identity
-from shoal.wire import disclosure
-from shoal.wire.disclosure import FIELDS, OWN_PACKAGES, Audience, disclose
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
+from shoal.wire.trust import disclosure
+from shoal.wire.trust.disclosure import FIELDS, OWN_PACKAGES, Audience, disclose
 from tests.unit.wire.test_authorization import every_method
 
 OPERATOR = Identity(Role.OPERATOR, "blue", "ada")

@@ -19,9 +19,9 @@ HEAVY = ("cryptography", "grpc", "starlette", "uvicorn", "sqlalchemy", "pyarrow"
         ("shoal.wire.convert", set()),
         ("shoal.wire.status", set()),
         ("shoal.wire.local", set()),
-        ("shoal.wire.http", set()),
-        ("shoal.wire.channel", {"grpc"}),
-        ("shoal.wire.server", {"grpc"}),
+        ("shoal.wire.sockets.http", set()),
+        ("shoal.wire.sockets.channel", {"grpc"}),
+        ("shoal.wire.sockets.server", {"grpc"}),
     ],
 )
 def test_a_module_loads_only_what_it_needs(module, allowed):

@@ -7,9 +7,9 @@ import pytest
 from shoal.model.identity import Identity, Role
 from shoal.testing.suites.parrot import SERVED, Tally
 from shoal.testing.suites.transport import TransportSuite
-from shoal.wire.authorization import RULES, Rule
 from shoal.wire.local import LocalNetwork
 from shoal.wire.transport import Transport
+from shoal.wire.trust.authorization import RULES, Rule
 
 
 @pytest.mark.looptime

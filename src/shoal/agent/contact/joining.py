@@ -41,14 +41,14 @@ from shoal.core.retry import Backoff
 from shoal.model.identity import CONTROL_PLANE, Identity, Role, own_server_name
 from shoal.model.trust import TokenText, parse_token
 from shoal.wire.addresses import parse_address
-from shoal.wire.authority import OwnRequest, Pair, make_signing_request
-from shoal.wire.certificates import authority_cluster, describe, identity_of, matches, read_certificates, to_pem
-from shoal.wire.channel import GrpcTransport
-from shoal.wire.credentials import CredentialPaths, read_credentials, write_credentials
 from shoal.wire.methods import Enrollment
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
-from shoal.wire.security import AnonymousTls
+from shoal.wire.sockets.channel import GrpcTransport
 from shoal.wire.transport import Method
+from shoal.wire.trust.authority import OwnRequest, Pair, make_signing_request
+from shoal.wire.trust.certificates import authority_cluster, describe, identity_of, matches, read_certificates, to_pem
+from shoal.wire.trust.credentials import CredentialPaths, read_credentials, write_credentials
+from shoal.wire.trust.security import AnonymousTls
 
 log = logging.getLogger(__name__)
 

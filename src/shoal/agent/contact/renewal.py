@@ -16,9 +16,9 @@ from shoal.core.disk.private_files import read_private
 from shoal.core.entropy import Entropy
 from shoal.core.errors import InternalError, ShoalError
 from shoal.core.retry import Backoff
-from shoal.wire.authority import Pair, make_signing_request
-from shoal.wire.certificates import identity_of, matches, read_certificates
-from shoal.wire.credentials import CredentialPaths, write_credentials
+from shoal.wire.trust.authority import Pair, make_signing_request
+from shoal.wire.trust.certificates import identity_of, matches, read_certificates
+from shoal.wire.trust.credentials import CredentialPaths, write_credentials
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from shoal.runtimes.base import RunError
 
 if TYPE_CHECKING:
     # Loaded when there is something to seal: most agents never have any.
-    from shoal.wire.sealing import Sealer
+    from shoal.wire.trust.sealing import Sealer
 
 KEY_FILE = "secret.key"
 
@@ -91,7 +91,7 @@ class Vault:
 
     def _open_sealer(self) -> Sealer:
         if self._sealer is None:
-            from shoal.wire.sealing import Sealer, load_or_make_key
+            from shoal.wire.trust.sealing import Sealer, load_or_make_key
 
             self._sealer = Sealer(load_or_make_key(self._key_file))
         return self._sealer

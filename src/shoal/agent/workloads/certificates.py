@@ -36,9 +36,9 @@ from shoal.core.retry import Backoff
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.workloads import FailureReason, ProcessSpec
 from shoal.runtimes.base import RunError
-from shoal.wire.authority import OwnRequest, Pair, make_signing_request
-from shoal.wire.certificates import identity_of, matches, read_certificates
-from shoal.wire.credentials import CredentialPaths, write_credentials
+from shoal.wire.trust.authority import OwnRequest, Pair, make_signing_request
+from shoal.wire.trust.certificates import identity_of, matches, read_certificates
+from shoal.wire.trust.credentials import CredentialPaths, write_credentials
 
 if TYPE_CHECKING:
     from cryptography import x509

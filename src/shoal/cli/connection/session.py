@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.cli.connection.profile import FILE, FOLDER, find_profile
 from shoal.core.errors import DeadlineError, InvalidError, Problem, ShoalError, UnsupportedError, problem
-from shoal.wire.access import FILES, TOGETHER, Access, together
 from shoal.wire.addresses import parse_address
+from shoal.wire.trust.access import FILES, TOGETHER, Access, together
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -36,7 +36,7 @@ _PORT = re.compile(r":[0-9]+$")
 
 
 def _grpc(access: Access) -> Transport:
-    from shoal.wire.channel import GrpcTransport
+    from shoal.wire.sockets.channel import GrpcTransport
 
     return GrpcTransport(security=access.security())
 

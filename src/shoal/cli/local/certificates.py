@@ -15,7 +15,7 @@ from shoal.core.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.model.identity import Identity
-    from shoal.wire.credentials import CredentialPaths
+    from shoal.wire.trust.credentials import CredentialPaths
 
 CLUSTER = "default"
 OPERATOR = "operator"
@@ -34,7 +34,7 @@ class FleetCertificates:
     @property
     def signing_key(self) -> Path:
         """The authority's key."""
-        from shoal.wire.credentials import CA_KEY_FILE
+        from shoal.wire.trust.credentials import CA_KEY_FILE
 
         return self.directory / CA_KEY_FILE
 
@@ -57,8 +57,8 @@ class FleetCertificates:
         return self._files(Identity(Role.OPERATOR, CLUSTER, OPERATOR))
 
     def _files(self, identity: Identity) -> CredentialPaths:
-        from shoal.wire.authority import issue
-        from shoal.wire.credentials import CredentialPaths, load_authority, write_credentials
+        from shoal.wire.trust.authority import issue
+        from shoal.wire.trust.credentials import CredentialPaths, load_authority, write_credentials
 
         directory = self.directory / f"{identity.role}-{identity.name}"
         paths = CredentialPaths.within(directory)
@@ -69,7 +69,7 @@ class FleetCertificates:
         return paths
 
     def _is_good(self, paths: CredentialPaths, identity: Identity) -> bool:
-        from shoal.wire.credentials import read_credentials
+        from shoal.wire.trust.credentials import read_credentials
 
         now = self._clock.wall()
         try:
@@ -79,8 +79,8 @@ class FleetCertificates:
         return found.identity == identity and found.not_after - now > _ENDS_SOON
 
     def _make_authority(self) -> None:
-        from shoal.wire.authority import make_authority
-        from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
+        from shoal.wire.trust.authority import make_authority
+        from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, write_authority
 
         cert, key = self.directory / CA_FILE, self.directory / CA_KEY_FILE
         if key.exists() and not cert.exists():

@@ -133,7 +133,7 @@ async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> Non
 
 async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
     from shoal.client import ControlPlane
-    from shoal.wire.channel import GrpcTransport
+    from shoal.wire.sockets.channel import GrpcTransport
 
     name = fleet.names[0]
     report.act(f"a stolen certificate of {name} is used to apply a workload")

@@ -41,10 +41,10 @@ from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, UnavailableError, problem
 from shoal.core.tasks import TaskScope
 from shoal.model.nodes import NodeState
-from shoal.wire.access import LOOPBACK
+from shoal.wire.trust.access import LOOPBACK
 
 if TYPE_CHECKING:
-    from shoal.wire.security import Security
+    from shoal.wire.trust.security import Security
 
 CONTROL = "control"
 STOPS_WITHIN = 75.0
@@ -168,13 +168,13 @@ class LocalFleet:
 
     def client(self) -> ControlPlane:
         """A client of the control plane; the caller closes it."""
-        from shoal.wire.channel import GrpcTransport
+        from shoal.wire.sockets.channel import GrpcTransport
 
         return ControlPlane([self.control_address], GrpcTransport(security=self.security()), clock=self._clock)
 
     def security(self, node_id: str | None = None) -> Security:
         """How to talk to it: as its operator, or as the agent of a node."""
-        from shoal.wire.security import INSECURE, MutualTls
+        from shoal.wire.trust.security import INSECURE, MutualTls
 
         if self._certificates is None:
             return INSECURE

@@ -1,7 +1,7 @@
 """Finds the app of a stream program by what a person types: `my_app:app`, `my_app.py`, `package.module:app`.
 
 Loading runs the user's module as an import does, with the current folder first among those that are searched. Called
-by `shoal.cli.programs.run`; calls `shoal.dataflow.api.app`.
+by `shoal.cli.programs.run`; calls `shoal.dataflow.api.apps.app`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.errors import InvalidError, ShoalError, problem
 
 if TYPE_CHECKING:
-    from shoal.dataflow.api.app import App
+    from shoal.dataflow.api.apps.app import App
     from shoal.dataflow.api.context import Launch
 
 _SUFFIX = ".py"
@@ -140,8 +140,8 @@ def _short(path: str) -> str:
 
 
 def _find_app(module: ModuleType, place: str, attribute: str) -> Program:
-    from shoal.dataflow.api.agents import Agent
-    from shoal.dataflow.api.app import App, Dataflow
+    from shoal.dataflow.api.apps.agents import Agent
+    from shoal.dataflow.api.apps.app import App, Dataflow
 
     apps = {name: each for name, each in vars(module).items() if isinstance(each, App)}
     if not attribute:

@@ -17,7 +17,7 @@ from shoal.core.errors import InvalidError, Problem, ShoalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.dataflow.api.app import Dataflow
+    from shoal.dataflow.api.apps.app import Dataflow
     from shoal.dataflow.api.left_out import LeftOut
 
 
@@ -107,7 +107,7 @@ def run(
     from shoal.cli.programs.loading import failure_of, is_of_user, load_program
     from shoal.core.telemetry import setup_logging
     from shoal.dataflow.api.context import Launch
-    from shoal.dataflow.connectors.brokers import find_kafka_interface
+    from shoal.dataflow.connectors.topics.brokers import find_kafka_interface
     from shoal.dataflow.language.logical import walk
     from shoal.dataflow.plan.explain import plan_text
 
@@ -154,8 +154,8 @@ def _located(error: InvalidError) -> ShoalError:
 
 def _words(app: str, show: Callable[[Sequence[Any]], None]) -> Any:
     """What happens, for the person at the terminal."""
+    from shoal.dataflow.api.apps.lifetime import Told, left_out_of
     from shoal.dataflow.api.left_out import find_left_out
-    from shoal.dataflow.api.lifetime import Told, left_out_of
 
     class Words(Told):
         """Says it on stderr."""

@@ -201,7 +201,7 @@ def feed(
 @contextlib.contextmanager
 def _opened(broker: str, client_config: str | None, *, may_create: bool = False) -> Iterator[Topics]:
     from shoal.dataflow.api.context import clean_broker
-    from shoal.dataflow.connectors.brokers import is_kafka, name_settings, topics_of
+    from shoal.dataflow.connectors.topics.brokers import is_kafka, name_settings, topics_of
 
     try:
         place = clean_broker(broker)

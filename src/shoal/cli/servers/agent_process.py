@@ -44,7 +44,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
     from shoal.agent.server import run_agent
     from shoal.core.faults import arm_from_environment
     from shoal.core.telemetry import MetricRegistry
-    from shoal.wire.channel import GrpcTransport
+    from shoal.wire.sockets.channel import GrpcTransport
 
     def ready(node: Agent) -> None:
         grpc_at = daemon.bound(settings.grpc_address, node.address)

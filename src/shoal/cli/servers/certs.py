@@ -1,7 +1,8 @@
 """`shoal certs …`: makes the authority of a cluster and certificates for its programs and people.
 
 Needs no control plane. An authority is one directory (`ca.pem`, `ca-key.pem`). Each certificate gets a directory with
-the three files that `--ca`, `--cert` and `--key` take. Calls `shoal.wire.authority` and `shoal.wire.credentials`.
+the three files that `--ca`, `--cert` and `--key` take. Calls `shoal.wire.trust.authority` and
+`shoal.wire.trust.credentials`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shoal.core.errors import InvalidError, NotFoundError, ShoalError, problem
 
 if TYPE_CHECKING:
     from shoal.model.identity import Identity
-    from shoal.wire.certificates import CertificateFacts
+    from shoal.wire.trust.certificates import CertificateFacts
 
 app = typer.Typer(name="certs", help="Certificates of agents, control planes and operators.", no_args_is_help=True)
 
@@ -67,8 +68,8 @@ def init(
     Its key can sign any identity: keep it away from the fleet, or on the control plane alone. An authority that exists
     is never replaced.
     """
-    from shoal.wire.authority import make_authority
-    from shoal.wire.credentials import CA_FILE, write_authority
+    from shoal.wire.trust.authority import make_authority
+    from shoal.wire.trust.credentials import CA_FILE, write_authority
 
     path = Path(directory)
     authority = make_authority(cluster, now=session.clock().wall())
@@ -102,8 +103,8 @@ def issue(
     Issued again into the same folder, the files are replaced; programs that use them take the new ones at once.
     """
     from shoal.model.identity import Identity, Role
-    from shoal.wire import authority as making
-    from shoal.wire.credentials import load_authority, write_credentials
+    from shoal.wire.trust import authority as making
+    from shoal.wire.trust.credentials import load_authority, write_credentials
 
     given = _checked_name(role, node_id, name)
     base = Path(directory)
@@ -160,8 +161,8 @@ def _checked_name(role: HandIssued, node_id: str | None, name: str | None) -> st
 def _refuse_another(target: Path, identity: Identity) -> None:
     """Refuse to replace the files of another identity: the program that uses them would become somebody else."""
     from shoal.core.disk.private_files import read_private
-    from shoal.wire.certificates import describe, read_certificates
-    from shoal.wire.credentials import CERT_FILE
+    from shoal.wire.trust.certificates import describe, read_certificates
+    from shoal.wire.trust.credentials import CERT_FILE
 
     cert = target / CERT_FILE
     if not cert.exists():
@@ -179,7 +180,7 @@ def _refuse_another(target: Path, identity: Identity) -> None:
 def _find(top: Path) -> Iterator[tuple[Path, CertificateFacts]]:
     """Every certificate in a file or below a directory. Other files are skipped, unless the file itself was named."""
     from shoal.core.disk.private_files import read_private
-    from shoal.wire.certificates import describe, read_certificates
+    from shoal.wire.trust.certificates import describe, read_certificates
 
     if not top.exists():
         raise NotFoundError("file", str(top), hint="make an authority with `shoal certs init`")

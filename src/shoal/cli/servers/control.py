@@ -148,7 +148,7 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
     from shoal.core.garbage import Collections
     from shoal.core.tasks import running
     from shoal.jobs.engine import find_engines
-    from shoal.wire.channel import GrpcTransport
+    from shoal.wire.sockets.channel import GrpcTransport
 
     def ready(plane: ControlPlane) -> None:
         grpc = daemon.bound(settings.grpc_address, plane.address)

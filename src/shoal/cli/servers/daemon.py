@@ -18,8 +18,8 @@ from typing import TypeVar
 from shoal.cli.connection import session
 from shoal.core.errors import InvalidError, Problem
 from shoal.core.files import write_atomic
-from shoal.wire.access import FILES
 from shoal.wire.addresses import Address, parse_address
+from shoal.wire.trust.access import FILES
 
 log = logging.getLogger(__name__)
 

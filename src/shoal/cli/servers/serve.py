@@ -18,7 +18,7 @@ from shoal.cli.servers import daemon
 if TYPE_CHECKING:
     from shoal.serving.config.deployment import Deployment
     from shoal.serving.server import ServeOptions, ServingAgent
-    from shoal.wire.access import Access
+    from shoal.wire.trust.access import Access
 
 DEFAULT_DATA_DIR = "/var/lib/shoal/serving"
 #: In the working directory, which a workload keeps from run to run.
@@ -155,8 +155,8 @@ def serve(
     from shoal.core.telemetry import setup_logging
     from shoal.serving.processes.graph import OnExit
     from shoal.serving.server import ServeOptions
-    from shoal.wire.access import Access
     from shoal.wire.addresses import Address
+    from shoal.wire.trust.access import Access
 
     problems = []
     if on_exit not in set(OnExit):
@@ -248,7 +248,7 @@ async def _serve(
     options: ServeOptions, access: Access, stop: asyncio.Event, ready_file: str | None, *, prints: bool
 ) -> None:
     from shoal.serving.server import run_serving
-    from shoal.wire.channel import GrpcTransport
+    from shoal.wire.sockets.channel import GrpcTransport
 
     def ready(deployment: Deployment, agent: ServingAgent) -> None:
         servers = {server.name: server.ports.grpc for server in deployment.servers}

@@ -30,13 +30,13 @@ from shoal.core.errors import (
 from shoal.core.ids import NodeId, SessionId
 from shoal.core.tasks import TaskScope, task_scope
 from shoal.model.nodes import Feature, NodeRecord
-from shoal.wire.authorization import Policy
 from shoal.wire.calls import Outbox, StreamCalls, messages_in, refusal, status_to_proto
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.serving import RpcObserver, one_message
 from shoal.wire.status import OK
 from shoal.wire.transport import Call, Channel, Method
+from shoal.wire.trust.authorization import Policy
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from shoal.core.errors import DeniedError, ExhaustedError, InvalidError, Precond
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.identity import Identity, workload_identity
 from shoal.model.trust import JOINED_LIFETIME, TokenText
-from shoal.wire.authority import PublicKey, key_sha256
+from shoal.wire.trust.authority import PublicKey, key_sha256
 
 
 class Enrollment:

@@ -1,6 +1,6 @@
 """What a workload may change of its own group with its certificate. Pure.
 
-A certificate of role workload stands for one group on one node. `shoal.wire.authorization` lets its holder call
+A certificate of role workload stands for one group on one node. `shoal.wire.trust.authorization` lets its holder call
 ApplyGroup for that group; the rest is decided here. The table says for each field of a spec whether a member may change
 it: arguments within the bounds that the operator set (`member_changes`), and nothing else. New members are copies of
 members that are there, as many as the bounds allow. A field that is not in the table may not be changed, and a test

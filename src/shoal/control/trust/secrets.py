@@ -24,7 +24,7 @@ from shoal.model.workloads import DesiredState, WorkloadRecord
 
 if TYPE_CHECKING:
     # Loaded when there is something to seal: most fleets have no secrets.
-    from shoal.wire.sealing import Sealer
+    from shoal.wire.trust.sealing import Sealer
 
 MOST_SECRETS = 1000
 LARGEST_VALUE = 32 * 1024
@@ -171,7 +171,7 @@ class ClusterSecrets:
     def _open_sealer(self, *, may_make: bool = False) -> Sealer:
         """The sealer. Raises `NotFoundError` when there is no key; one is made only for a first secret."""
         if self._sealer is None:
-            from shoal.wire.sealing import Sealer, load_key, load_or_make_key, parse_key
+            from shoal.wire.trust.sealing import Sealer, load_key, load_or_make_key, parse_key
 
             if self._given_key:
                 key = parse_key(self._given_key, name="SHOAL_SECRET_KEY")
@@ -183,7 +183,7 @@ class ClusterSecrets:
     def _trouble_with(self, secrets: Sequence[SecretRecord]) -> str:
         if not secrets:
             return ""
-        from shoal.wire.sealing import mark_of
+        from shoal.wire.trust.sealing import mark_of
 
         try:
             mark = self._open_sealer().mark

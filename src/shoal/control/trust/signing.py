@@ -18,8 +18,8 @@ from typing import TypeVar
 from shoal.core.disk.private_files import FileStamp, file_stamp, read_private
 from shoal.core.errors import InternalError, InvalidError, PreconditionError, problem
 from shoal.model.identity import Identity
-from shoal.wire.authority import Authority, PublicKey, SigningRequest, read_authority, read_signing_request, sign
-from shoal.wire.certificates import describe
+from shoal.wire.trust.authority import Authority, PublicKey, SigningRequest, read_authority, read_signing_request, sign
+from shoal.wire.trust.certificates import describe
 
 T = TypeVar("T")
 

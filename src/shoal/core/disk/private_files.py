@@ -4,7 +4,7 @@ A file is 0600 from its first byte on, appears whole or not at all, and is durab
 are 0700, and those above them that had to be made can be written to by nobody else, whatever the umask is. All belong
 to us, or to the user that they are given to. The owner of a directory can put anything into it, so files in a
 directory of another user are read with `read_regular`. Errors are `ShoalError`s with the path in them. Called by
-`shoal.wire.credentials`, the control plane, the agent and its runtimes, and `shoal.cli.local.children`.
+`shoal.wire.trust.credentials`, the control plane, the agent and its runtimes, and `shoal.cli.local.children`.
 """
 
 from __future__ import annotations

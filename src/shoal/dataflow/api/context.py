@@ -1,8 +1,9 @@
 """What surrounds a stream program while it is defined: the app's broker, group and topics, and the sinks made so far.
 
-`shoal.dataflow.api.app` opens a `Definition` around a user's dataflow function. Sources look here for what the user did
-not say, and every sink is noted, so that a branch which the function does not return is not forgotten. `shoal.cli`
-loads a user's module inside a `Launch`: what was typed then wins over what the program says, and `app.run()` waits.
+`shoal.dataflow.api.apps.app` opens a `Definition` around a user's dataflow function. Sources look here for what the
+user did not say, and every sink is noted, so that a branch which the function does not return is not forgotten.
+`shoal.cli` loads a user's module inside a `Launch`: what was typed then wins over what the program says, and
+`app.run()` waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from shoal.core.errors import problem
-from shoal.dataflow.connectors.brokers import address_of, has_settings, is_kafka, name_settings
+from shoal.dataflow.connectors.topics.brokers import address_of, has_settings, is_kafka, name_settings
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import EventTime, Location, Sink

@@ -1,6 +1,6 @@
 """Rows that a dataflow left out: late, skipped, or put aside as errors. Counted from what its steps count. Pure.
 
-Called by `shoal.dataflow.api.lifetime`, which tells when they begin, and by `shoal run`, which prints the totals.
+Called by `shoal.dataflow.api.apps.lifetime`, which tells when they begin, and by `shoal run`, which prints the totals.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Arguments and methods of apps that programs for other engines use, and what to write here instead. Pure.
 
-Called by `shoal.dataflow.api.app` and `shoal.dataflow.api.reading`: whatever they do not know is an error that helps.
+Called by `shoal.dataflow.api.apps.app` and `shoal.dataflow.api.streams.reading`: whatever they do not know is an error
+that helps.
 """
 
 from __future__ import annotations

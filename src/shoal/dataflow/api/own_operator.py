@@ -1,8 +1,8 @@
 """The operator that users write: `class Sessions(Operator)`, and `stream.apply(Sessions)`.
 
 A protocol whose methods have defaults, but for `process_batch`: a class that only has that method will do as well.
-`stream.apply` calls `find_hint`, which refuses what can be no operator; `shoal.dataflow.operators.custom` drives it.
-The engine's own operators are in `shoal.dataflow.operators.base`.
+`stream.apply` calls `find_hint`, which refuses what can be no operator; `shoal.dataflow.operators.users.custom` drives
+it. The engine's own operators are in `shoal.dataflow.operators.base`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@
         def on_timer(self, time, context):
             yield {"user": context.key, "count": self.count.get()}
 
-`shoal.dataflow.operators.process` runs it. Points in time are whole microseconds since 1970, or a `datetime`. Lengths
-of time are as everywhere: a number of seconds, a text such as "5s", or a `timedelta`. A timer takes both: a number or a
-`datetime` is the time itself, a text or a `timedelta` is a delay from now.
+`shoal.dataflow.operators.users.process` runs it. Points in time are whole microseconds since 1970, or a `datetime`.
+Lengths of time are as everywhere: a number of seconds, a text such as "5s", or a `timedelta`. A timer takes both: a
+number or a `datetime` is the time itself, a text or a `timedelta` is a delay from now.
 """
 
 from __future__ import annotations

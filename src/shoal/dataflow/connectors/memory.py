@@ -1,6 +1,6 @@
 """Sources and sinks inside the process: batches, iterables and generators; callbacks and collected tables.
 
-Made by `shoal.dataflow.api.stream`; opened by tasks.
+Made by `shoal.dataflow.api.streams.stream`; opened by tasks.
 """
 
 from __future__ import annotations

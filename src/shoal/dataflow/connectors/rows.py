@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.expressions.values import MisfitError, make_rows
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.language.values import MisfitError, make_rows
 
 #: What is known of rows that could not be read.
 POISON = pa.schema([("offset", pa.int64()), ("value", pa.utf8()), ("error", pa.utf8())])

@@ -3,7 +3,7 @@
 `run` runs a bounded plan to its end, `start` starts one that is stopped some day. Task hosts build their tasks from the
 document and from nothing else: in threads of this process, or in child processes
 (`shoal.dataflow.execution.hosts.processes`). The coordinator is `shoal.dataflow.execution.coordinator.running`. Called
-by `shoal.dataflow.api.stream`, `shoal.dataflow.api.app` and `shoal.cli`.
+by `shoal.dataflow.api.streams.stream`, `shoal.dataflow.api.apps.app` and `shoal.cli`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from shoal.dataflow.execution.event_time import to_micros
 from shoal.dataflow.language.binding import Bound, bind, bind_predicate
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 from shoal.dataflow.language.errors import refuse
-from shoal.dataflow.language.expressions import Expression, columns_of, describe
+from shoal.dataflow.language.expressions.trees import Expression, columns_of, describe
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import (
     Aggregate,
@@ -38,10 +38,9 @@ from shoal.dataflow.language.logical import (
     Reduce,
 )
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow, Window
-from shoal.dataflow.operators import distinct, merge, opaque, partial, records, running, stateless
+from shoal.dataflow.operators import distinct, merge, partial, running, stateless
 from shoal.dataflow.operators.base import Operator
 from shoal.dataflow.operators.counts import CountAggregate
-from shoal.dataflow.operators.custom import CustomOperator
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.joins.asof import AsOfJoin
 from shoal.dataflow.operators.joins.interval import IntervalJoin
@@ -50,8 +49,10 @@ from shoal.dataflow.operators.joins.regular import RegularJoin
 from shoal.dataflow.operators.joins.unique import UniqueJoin
 from shoal.dataflow.operators.joins.window import WindowJoin
 from shoal.dataflow.operators.policies import ErrorPolicy
-from shoal.dataflow.operators.process import ProcessOperator
 from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
+from shoal.dataflow.operators.users import opaque, records
+from shoal.dataflow.operators.users.custom import CustomOperator
+from shoal.dataflow.operators.users.process import ProcessOperator
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import Role, kind_of

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.expressions import Expression
+from shoal.dataflow.language.expressions.trees import Expression
 from shoal.dataflow.language.logical import Filter, Node, OnError, Project
 from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.plan.physical import MAIN, Edge, Stage

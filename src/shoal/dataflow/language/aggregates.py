@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from shoal.dataflow.language import datatypes
-from shoal.dataflow.language.datatypes import types
+from shoal.dataflow.language.expressions import datatypes
+from shoal.dataflow.language.expressions.datatypes import types
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The logical plan: frozen nodes, one for each step that a user wrote. Making one runs and connects nothing.
 
-`shoal.dataflow.api.stream` makes nodes, `shoal.dataflow.plan.optimizer` rewrites them, `shoal.dataflow.plan.physical`
-turns them into stages, and `shoal.dataflow.plan.documents` writes them down. A node's inputs are other nodes; a plan is
-its sinks.
+`shoal.dataflow.api.streams.stream` makes nodes, `shoal.dataflow.plan.optimizer` rewrites them,
+`shoal.dataflow.plan.physical` turns them into stages, and `shoal.dataflow.plan.documents` writes them down. A node's
+inputs are other nodes; a plan is its sinks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.expressions import Expression, Named
+from shoal.dataflow.language.expressions.trees import Expression, Named
 from shoal.dataflow.language.windows import Firing, Window
 
 

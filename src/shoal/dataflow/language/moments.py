@@ -1,6 +1,6 @@
 """Points in time and delays as users of timers write them, in microseconds.
 
-Called by the context of process functions, `shoal.dataflow.operators.current`.
+Called by the context of process functions, `shoal.dataflow.operators.users.current`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a flow runs: sizes of batches and queues, checkpoints, workers. Frozen values with their rules checked.
 
-Made by those who start a flow (`shoal.dataflow.api.app`, `shoal.cli`); read by `shoal.dataflow.execution.engine` and
-what it builds.
+Made by those who start a flow (`shoal.dataflow.api.apps.app`, `shoal.cli`); read by `shoal.dataflow.execution.engine`
+and what it builds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Windows: what `tumbling(seconds=60)` and the others of `shoal.dataflow.api.windows` make.
+"""Windows: what `tumbling(seconds=60)` and the others of `shoal.dataflow.api.streams.windows` make.
 
 Frozen values with their rules checked; what is done with them is in `shoal.dataflow.operators`. Lengths are whole
 microseconds. Windows are half-open and aligned to 1970-01-01T00:00:00: a start is a multiple of the slide.

@@ -1,7 +1,7 @@
 """The operator: one step of a chain, in one task, called by one thread.
 
 `Operator` is what the engine drives. What users implement for operators of their own is `UserOperator`, which
-`shoal.dataflow.operators.custom` wraps.
+`shoal.dataflow.operators.users.custom` wraps.
 """
 
 from __future__ import annotations

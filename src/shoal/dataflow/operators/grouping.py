@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
-from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.elements import CHANGE, TIME, Batch, Schema
+from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.operators.aggregates import plan as plans

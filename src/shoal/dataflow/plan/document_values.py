@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.dataflow.connectors.abilities import SupportsCollect
-from shoal.dataflow.language.expressions import Call, Column, Expression, Literal, Named
+from shoal.dataflow.language.expressions.trees import Call, Column, Expression, Literal, Named
 from shoal.dataflow.language.functions import pickle_function
 from shoal.dataflow.language.logical import (
     Aggregation,
@@ -44,6 +44,9 @@ from shoal.dataflow.plan.foreign import ForeignConnector
 from shoal.dataflow.plan.physical import Edge, Exchange, Link, Role
 
 _CONNECTORS = "shoal.dataflow.connectors"
+#: Where the connectors of a name in documents are, when it is not the module of that name: documents outlive folders.
+_MODULES = {"files": "files.sources", "file_sinks": "files.sinks", "topics": "topics.endpoints"}
+_NAMES = {module: name for name, module in _MODULES.items()}
 _MODULE = re.compile(r"[a-z_]+:[A-Za-z]+")
 
 
@@ -230,7 +233,8 @@ def _encode_connector(value: Any, blobs: Blobs, at: Location | None) -> dict[str
         if isinstance(value, SupportsCollect):
             hint = "end the stream with a sink that others can reach, such as to_parquet"
             raise BadValueError("collects into the memory of this process", hint=hint)
-        name = f"{module.removeprefix(f'{_CONNECTORS}.')}:{type(value).__name__}"
+        place = module.removeprefix(f"{_CONNECTORS}.")
+        name = f"{_NAMES.get(place, place)}:{type(value).__name__}"
         return {"$": "connector", "class": name, "fields": _encode_fields(value, blobs, at)}
     if blobs.live is not None:
         raise BadValueError("is a connector of the user's own")
@@ -370,7 +374,8 @@ def _connector_class(name: str) -> Any:
     """A connector class of ours by its name; None for anything else that a document may say."""
     if not _MODULE.fullmatch(name):
         return None
-    module, _, attribute = name.partition(":")
+    place, _, attribute = name.partition(":")
+    module = _MODULES.get(place, place)
     if importlib.util.find_spec(f"{_CONNECTORS}.{module}") is None:
         return None
     kind = getattr(importlib.import_module(f"{_CONNECTORS}.{module}"), attribute, None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import InvalidError, UnavailableError, problem
-from shoal.dataflow.language.expressions import Expression, Named, describe
+from shoal.dataflow.language.expressions.trees import Expression, Named, describe
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from shoal.core.errors import Problem, problem
-from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.binding import missing_column
-from shoal.dataflow.language.datatypes import types
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Schema
 from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.expressions import datatypes
+from shoal.dataflow.language.expressions.datatypes import types
 from shoal.dataflow.language.logical import EventTime, Location, Node, Source
 
 WINDOW_START = "window_start"

@@ -1,7 +1,7 @@
 """What comes out of one node, given what goes in: columns, types, event time, changes. Refuses what cannot work.
 
-Pure. `infer` is called by `shoal.dataflow.api.stream` for each node as it is made, with what is known then, and by
-`shoal.dataflow.plan.resolve` for all of them, with what sources and functions answered.
+Pure. `infer` is called by `shoal.dataflow.api.streams.stream` for each node as it is made, with what is known then, and
+by `shoal.dataflow.plan.resolve` for all of them, with what sources and functions answered.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import pyarrow as pa
 from shoal.core.errors import problem
 from shoal.dataflow.connectors.abilities import error_policy
 from shoal.dataflow.connectors.base import SinkMode
-from shoal.dataflow.connectors.topic_names import check_connector
-from shoal.dataflow.language import datatypes
+from shoal.dataflow.connectors.topics.names import check_connector
 from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.binding import bind, bind_predicate, check_size, missing_column
 from shoal.dataflow.language.elements import CHANGE, Schema
 from shoal.dataflow.language.errors import PlanError, near
-from shoal.dataflow.language.expressions import Column, Expression, describe
+from shoal.dataflow.language.expressions import datatypes
+from shoal.dataflow.language.expressions.trees import Column, Expression, describe
 from shoal.dataflow.language.logical import (
     LATE,
     LATE_RIGHT,

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import problem
-from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.logical import Join, JoinKind, JoinMode
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.plan.facts import Answers, Facts, check_keys, make_schema, time_columns, window_fields

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shoal.dataflow.language.expressions import Call, Column, Expression
+from shoal.dataflow.language.expressions.trees import Call, Column, Expression
 from shoal.dataflow.language.logical import AssignTime, Filter, Merge, Node
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import MAIN, Edge, Stage

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.dataflow.connectors.abilities import SupportsSplitLimit
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import Column
+from shoal.dataflow.language.expressions.trees import Column
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import (
     Aggregate,

@@ -1,10 +1,10 @@
 """What an opaque function returns: it is tried at start on a row of plain values. And how any result becomes a batch.
 
-`shoal.dataflow.plan.prepare` tries functions whose output nobody declared; `shoal.dataflow.operators.opaque` takes what
-they return for real batches. Each is called once at most: what it does to the world it does for an invented row, too. A
-function that raises on plain values is no error: then its first real batch decides. So it does where a function over
-records gives whole numbers, and its code says that it may give fractions for others. One that returns what can be no
-rows is refused.
+`shoal.dataflow.plan.prepare` tries functions whose output nobody declared; `shoal.dataflow.operators.users.opaque`
+takes what they return for real batches. Each is called once at most: what it does to the world it does for an invented
+row, too. A function that raises on plain values is no error: then its first real batch decides. So it does where a
+function over records gives whole numbers, and its code says that it may give fractions for others. One that returns
+what can be no rows is refused.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from shoal.dataflow.language.datatypes import plain, types
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import PlanError, refuse
+from shoal.dataflow.language.expressions.datatypes import plain, types
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import FunctionRef, MapBatches, MapRecords, Node
 from shoal.dataflow.language.record import Record
-from shoal.dataflow.operators.opaque import SINGLE, can_be_rows
-from shoal.dataflow.operators.records import try_record
 from shoal.dataflow.operators.rows import VALUE, make_batch
+from shoal.dataflow.operators.users.opaque import SINGLE, can_be_rows
+from shoal.dataflow.operators.users.records import try_record
 
 _MAX_SHOWN = 100
 

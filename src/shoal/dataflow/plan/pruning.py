@@ -13,9 +13,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from shoal.dataflow.connectors.abilities import SupportsColumnPruning, error_policy
-from shoal.dataflow.language.datatypes import types
 from shoal.dataflow.language.elements import CHANGE, Schema
-from shoal.dataflow.language.expressions import Column, Expression, Named, columns_of
+from shoal.dataflow.language.expressions.datatypes import types
+from shoal.dataflow.language.expressions.trees import Column, Expression, Named, columns_of
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,

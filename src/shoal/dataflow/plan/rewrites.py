@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from shoal.core.errors import ShoalError
-from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.binding import constant_value
-from shoal.dataflow.language.expressions import (
+from shoal.dataflow.language.expressions import datatypes
+from shoal.dataflow.language.expressions.kernels import KERNELS
+from shoal.dataflow.language.expressions.trees import (
     Call,
     Column,
     Expression,
@@ -28,7 +29,6 @@ from shoal.dataflow.language.expressions import (
     substitute,
     why_too_large,
 )
-from shoal.dataflow.language.kernels import KERNELS
 from shoal.dataflow.language.logical import (
     AssignTime,
     Filter,

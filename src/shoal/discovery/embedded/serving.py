@@ -75,7 +75,9 @@ class CoordinationService:
                 raise DeniedError(f"session {wanted.session_id!r} belongs to another caller")
             session_id = wanted.session_id
         else:
-            timeout = min(max(timedelta(milliseconds=wanted.timeout_ms), SHORTEST), LONGEST)
+            # Bounded before it becomes a duration, which cannot hold every number that a message can.
+            least, most = (limit // timedelta(milliseconds=1) for limit in (SHORTEST, LONGEST))
+            timeout = timedelta(milliseconds=min(max(wanted.timeout_ms, least), most))
             session_id = await self._owner.open_session(timeout, holder)
         self._owner.expect(session_id)
         return session_id

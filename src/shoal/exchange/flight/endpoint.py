@@ -28,7 +28,7 @@ from shoal.exchange.intake import Intake, Served
 from shoal.exchange.outlet import ChannelSender, Outlet
 from shoal.exchange.tokens import Gate
 from shoal.model.identity import own_server_name
-from shoal.wire.credentials import Credentials
+from shoal.wire.trust.credentials import Credentials
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from shoal.core.errors import ShoalError
 from shoal.exchange.errors import write_error
 from shoal.exchange.tokens import Gate
-from shoal.wire.credentials import Credentials
+from shoal.wire.trust.credentials import Credentials
 
 #: The header of a call that carries the token.
 TOKEN_HEADER = "x-shoal-exchange-token"  # noqa: S105 - the name of a header

@@ -26,7 +26,7 @@ from shoal.model.workloads import FileSpec
 
 if TYPE_CHECKING:
     # Loaded with the first project: most agents have none.
-    from shoal.wire.sealing import Sealer
+    from shoal.wire.trust.sealing import Sealer
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class PreviousProjects:
 
     def _open_sealer(self) -> Sealer:
         if self._sealer is None:
-            from shoal.wire.sealing import Sealer, load_or_make_key
+            from shoal.wire.trust.sealing import Sealer, load_or_make_key
 
             self._sealer = Sealer(load_or_make_key(self._directory / "project.key"))
         return self._sealer

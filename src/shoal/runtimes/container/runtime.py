@@ -50,7 +50,7 @@ from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, r
 from shoal.runtimes.container.starting import Starter
 from shoal.runtimes.container.states import end_of, has_started, is_running, millis
 from shoal.runtimes.guard.client import Guard
-from shoal.runtimes.keeper.lifecycle import deadline_at
+from shoal.runtimes.keeper.lives.lifecycle import deadline_at
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter
 

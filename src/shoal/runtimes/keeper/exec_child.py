@@ -14,7 +14,7 @@ import os
 import resource
 import sys
 
-from shoal.runtimes.keeper.children import ChildDefaults, Launch, run_program
+from shoal.runtimes.keeper.lives.children import ChildDefaults, Launch, run_program
 
 
 def main(arguments: list[str]) -> None:

@@ -26,15 +26,15 @@ from shoal.core.ids import RunId
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import procfs, protocol
-from shoal.runtimes.keeper.children import prepare_keeper
 from shoal.runtimes.keeper.deadlines import DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles, socket_address
 from shoal.runtimes.keeper.journal import say_exception
+from shoal.runtimes.keeper.lives.children import prepare_keeper
+from shoal.runtimes.keeper.lives.probes import Probes
+from shoal.runtimes.keeper.lives.runs import Runs
 from shoal.runtimes.keeper.loop import Loop
-from shoal.runtimes.keeper.probes import Probes
 from shoal.runtimes.keeper.protocol import LineBuffer, ProtocolError, Refusal, StartMessage, start_from_json
 from shoal.runtimes.keeper.records import RunRecord, record_to_json
-from shoal.runtimes.keeper.runs import Runs
 
 #: What it says when another keeper has the directory: the launcher then talks to that one.
 LOCKED = "locked"

@@ -26,7 +26,7 @@ from shoal.core import faults
 from shoal.core.disk.durable import replace_file, sync_path
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
-from shoal.model.specs import DEFAULT_DISK_GB
+from shoal.model.spec.kinds import DEFAULT_DISK_GB
 from shoal.model.workloads import FailureReason, ManagedVolume, VmDisk, VmSpec
 from shoal.runtimes.base import RunError
 from shoal.runtimes.vm.cloud_init import GuestMount

@@ -19,7 +19,7 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.tasks import TaskScope
-from shoal.model.specs import ProcessSpec
+from shoal.model.spec.kinds import ProcessSpec
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase, RunRequest, Runtime
 from shoal.serving.processes.graph import OnExit, ProcessNode, StopAll, after_exit

@@ -20,7 +20,7 @@ from shoal.core.tasks import running, task_scope
 from shoal.serving.config.settings import ModelServerSettings
 from shoal.serving.models.configs import parse_config
 from shoal.testing.model_server.server import FakeModelServer
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.sockets.channel import GrpcTransport
 
 #: Those of a stock build. Settings that differ from their default are passed on as flags of the same name.
 FLAGS = frozenset(

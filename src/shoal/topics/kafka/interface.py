@@ -2,7 +2,7 @@
 
 The C interface (`shoal.topics.kafka.binding`) is used where the layout of its structs is known and
 `shoal.topics.kafka.self_test` finds no fault with the library that is installed. Otherwise the Python interface does
-the same, more slowly. Called by readers and writers, and by `shoal.dataflow.connectors.brokers` for `--explain`.
+the same, more slowly. Called by readers and writers, and by `shoal.dataflow.connectors.topics.brokers` for `--explain`.
 """
 
 from __future__ import annotations

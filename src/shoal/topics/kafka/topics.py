@@ -45,6 +45,8 @@ from shoal.topics.kafka.writer import KafkaWriter
 
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _STEP_SECONDS = 0.05
+#: A retention beyond it is none.
+_LONGEST_MS = timedelta.max // timedelta(milliseconds=1)
 #: For how long a topic is taken to have as many partitions as it had. Java's clients ask after five minutes.
 _COUNT_SECONDS = 60.0
 #: How long is waited for a newer number when an older one is known.
@@ -116,7 +118,9 @@ class KafkaTopics:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         entries = self._administer("describe", topic, lambda: self._admin.describe_configs([resource])[resource])
         age, size = int(entries["retention.ms"].value), int(entries["retention.bytes"].value)
-        retention = Retention(age=timedelta(milliseconds=age) if age >= 0 else None, size=size if size >= 0 else None)
+        # Some say "for ever" by the largest number there is, which is no duration.
+        kept_for_age = timedelta(milliseconds=age) if 0 <= age <= _LONGEST_MS else None
+        retention = Retention(age=kept_for_age, size=size if size >= 0 else None)
         return TopicDescription(topic, count, retention)
 
     def delete(self, topic: str) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from shoal.topics.local.entries import ChunkDraft
+from shoal.topics.local.history.entries import ChunkDraft
+from shoal.topics.local.history.replay import TopicState
 from shoal.topics.local.leases import HostClock
 from shoal.topics.local.places import Places
-from shoal.topics.local.replay import TopicState
 from shoal.topics.local.segments import SegmentWriter, segment_name
 from shoal.topics.local.session import Session
 from shoal.topics.local.settings import Fsync, LocalLogSettings

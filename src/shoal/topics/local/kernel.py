@@ -1,7 +1,7 @@
 """Two calls of the Linux kernel that Python has no name for.
 
 One hears of changes in a directory, the other sets disk space aside. Where they are missing or refused, callers do
-without. Called by `shoal.topics.local.watch` and `journal`.
+without. Called by `shoal.topics.local.history.watch` and `journal`.
 """
 
 from __future__ import annotations

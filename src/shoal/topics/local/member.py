@@ -13,12 +13,12 @@ from typing import Self
 from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.topics.base import Assignment, TopicPartition
 from shoal.topics.errors import RebalancedError
-from shoal.topics.local.entries import Commit, JoinGroup, LeaveGroup, MemberFence
+from shoal.topics.local.history.entries import Commit, JoinGroup, LeaveGroup, MemberFence
+from shoal.topics.local.history.replay import State, Verdict
+from shoal.topics.local.history.view import View
+from shoal.topics.local.history.watch import Watch
 from shoal.topics.local.leases import HostClock
-from shoal.topics.local.replay import State, Verdict
 from shoal.topics.local.session import Session
-from shoal.topics.local.view import View
-from shoal.topics.local.watch import Watch
 
 _NOBODY = Assignment(generation=0, partitions=frozenset())
 

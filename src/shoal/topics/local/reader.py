@@ -14,11 +14,11 @@ import pyarrow as pa
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.topics.base import DEFAULT_MAX_BYTES, DEFAULT_MAX_RECORDS, FETCHED, Fetched, Reset, TopicPartition
 from shoal.topics.errors import OffsetOutOfRangeError
+from shoal.topics.local.history.replay import Chunk
+from shoal.topics.local.history.view import View
+from shoal.topics.local.history.watch import Watch
 from shoal.topics.local.leases import HostClock
-from shoal.topics.local.replay import Chunk
 from shoal.topics.local.segments import Segments
-from shoal.topics.local.view import View
-from shoal.topics.local.watch import Watch
 
 log = logging.getLogger(__name__)
 

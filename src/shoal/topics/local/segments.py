@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from shoal.core.disk.durable import sync_path
 from shoal.topics.base import RECORDS
+from shoal.topics.local.history.replay import Chunk
 from shoal.topics.local.places import Places, typed, typed_errors
-from shoal.topics.local.replay import Chunk
 
 _SCHEMA_MESSAGE = RECORDS.serialize().to_pybytes()
 

@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable
 
 from shoal.core.errors import ShoalError
-from shoal.topics.local.entries import EndSession, OpenSession
+from shoal.topics.local.history.entries import EndSession, OpenSession
+from shoal.topics.local.history.view import View
 from shoal.topics.local.leases import HeldLease, HostClock, is_over, read_lease
 from shoal.topics.local.places import typed_errors
-from shoal.topics.local.view import View
 
 log = logging.getLogger(__name__)
 

@@ -26,17 +26,17 @@ from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.core.shape import check
 from shoal.topics.base import FETCHED, Reset, Retention, TopicDescription, TopicPartition
 from shoal.topics.local.drafts import Drafts, Holdings
-from shoal.topics.local.entries import Commit, CreateTopic, DeleteTopic
+from shoal.topics.local.history.entries import Commit, CreateTopic, DeleteTopic
+from shoal.topics.local.history.replay import TopicState, Verdict
+from shoal.topics.local.history.view import View
 from shoal.topics.local.leases import HostClock, SystemHostClock
 from shoal.topics.local.member import LocalMember, stored_offsets
 from shoal.topics.local.places import Places
 from shoal.topics.local.reader import LocalReader
-from shoal.topics.local.replay import TopicState, Verdict
 from shoal.topics.local.segments import Segments
 from shoal.topics.local.session import Session
 from shoal.topics.local.settings import LocalLogSettings
 from shoal.topics.local.upkeep import Upkeep
-from shoal.topics.local.view import View
 from shoal.topics.local.writer import LocalWriter
 
 MAX_PARTITIONS = 1024

@@ -18,13 +18,13 @@ from pathlib import Path
 from shoal.core.disk.durable import sync_path
 from shoal.core.errors import ShoalError
 from shoal.topics.local.drafts import Holdings
-from shoal.topics.local.entries import Trim
+from shoal.topics.local.history.entries import Trim
+from shoal.topics.local.history.replay import PartitionState, TopicState
+from shoal.topics.local.history.view import View
 from shoal.topics.local.leases import HostClock
 from shoal.topics.local.places import typed_errors
-from shoal.topics.local.replay import PartitionState, TopicState
 from shoal.topics.local.segments import segment_path, session_of
 from shoal.topics.local.settings import Fsync
-from shoal.topics.local.view import View
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from shoal.core.faults import reach
 from shoal.topics.base import Member, TopicPartition, check_records
 from shoal.topics.errors import FencedError, LogFullError, RebalancedError
 from shoal.topics.local.drafts import Drafts
-from shoal.topics.local.entries import ChunkDraft, CloseWriter, Commit, MemberFence, OpenWriter
+from shoal.topics.local.history.entries import ChunkDraft, CloseWriter, Commit, MemberFence, OpenWriter
+from shoal.topics.local.history.replay import Outcome, Verdict
+from shoal.topics.local.history.view import View
 from shoal.topics.local.leases import HostClock
 from shoal.topics.local.member import LocalMember, stored_offsets
-from shoal.topics.local.replay import Outcome, Verdict
 from shoal.topics.local.session import Session
-from shoal.topics.local.view import View
 from shoal.topics.partitioning import split
 
 

@@ -35,11 +35,11 @@ from shoal.testing.clock import LoopClock
 from shoal.testing.control import START
 from shoal.testing.suites.store_records import decode_spec, node, workload
 from shoal.testing.threads import InlineThreads
-from shoal.wire.authority import make_authority, make_signing_request, read_authority
-from shoal.wire.certificates import describe, identity_of, matches, read_caller, read_certificates
-from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
 from shoal.wire.transport import Call
+from shoal.wire.trust.authority import make_authority, make_signing_request, read_authority
+from shoal.wire.trust.certificates import describe, identity_of, matches, read_caller, read_certificates
+from shoal.wire.trust.credentials import CA_FILE, CA_KEY_FILE, write_authority
 
 pytestmark = pytest.mark.looptime
 

@@ -21,7 +21,7 @@ from shoal.testing.control import ControlKit
 from shoal.wire.methods import AgentControl, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as pb
-from shoal.wire.sealing import Sealer, load_or_make_key, parse_key
+from shoal.wire.trust.sealing import Sealer, load_or_make_key, parse_key
 
 pytestmark = pytest.mark.looptime
 

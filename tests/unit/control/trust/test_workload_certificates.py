@@ -13,12 +13,12 @@ from shoal.agent.workloads.certificates import FOLDER
 from shoal.core.errors import DeniedError, InvalidError, UnsupportedError
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.testing.control import ControlKit, process_spec
-from shoal.wire.authority import make_signing_request
-from shoal.wire.credentials import CredentialPaths, read_credentials
 from shoal.wire.methods import NODE_HEADER, AgentControl, AgentService, Credentials
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2
+from shoal.wire.trust.authority import make_signing_request
+from shoal.wire.trust.credentials import CredentialPaths, read_credentials
 from tests.unit.agent.scene import scene
 from tests.unit.control.trusting import CLUSTER, trusting_fleet
 

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 import pytest
 
 from shoal.core.errors import InvalidError, PreconditionError
-from shoal.dataflow.api.app import App, Dataflow
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
+from shoal.dataflow.api.apps.app import App, Dataflow
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.connectors.memory import CallbackSink
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Join, JoinMode, Sink, Source, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings

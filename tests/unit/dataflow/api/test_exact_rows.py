@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.core.errors import InvalidError
+from shoal.dataflow.api.apps.topic import Topic
 from shoal.dataflow.api.context import TopicSpec
 from shoal.dataflow.api.process_function import ProcessFunction
-from shoal.dataflow.api.reading import make_schema
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.topic import Topic
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.files import CsvSource
+from shoal.dataflow.api.streams.reading import make_schema
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.connectors.files.sources import CsvSource
 from shoal.dataflow.connectors.memory import CollectSink
-from shoal.dataflow.connectors.topics import TopicSource
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import Column, Named, col
+from shoal.dataflow.language.expressions.trees import Column, Named, col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Node, OnError, Project, SideOutput, Sink, Source, walk
 from shoal.dataflow.plan.prepare import prepare

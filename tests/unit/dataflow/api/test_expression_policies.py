@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.binding import bind
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Node, OnError, Project, Sink, walk
 from shoal.dataflow.language.settings import FlowSettings

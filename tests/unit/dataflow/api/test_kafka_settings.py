@@ -10,12 +10,12 @@ import cloudpickle
 import pytest
 
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.api.app import App, Dataflow
+from shoal.dataflow.api.apps.app import App, Dataflow
 from shoal.dataflow.api.context import Launch, launching
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors import brokers
-from shoal.dataflow.connectors.brokers import settings_of
-from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.connectors.topics import brokers
+from shoal.dataflow.connectors.topics.brokers import settings_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Sink, Source, walk
 from shoal.dataflow.plan.documents import read_plan, write_plan

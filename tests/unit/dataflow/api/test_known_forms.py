@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import NotFoundError
-from shoal.dataflow.api.app import App
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors.topics import TopicSource
+from shoal.dataflow.api.apps.app import App
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Source, walk
 from shoal.dataflow.language.record import Record

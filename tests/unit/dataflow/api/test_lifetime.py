@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, start_all, stop_all
+from shoal.dataflow.api.apps.lifetime import Told, in_own_thread, run_all, start_all, stop_all
 
 
 class Flow:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal.dataflow.api.app import App
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
+from shoal.dataflow.api.apps.app import App
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.language.errors import PlanError
 
 _HEAD = """

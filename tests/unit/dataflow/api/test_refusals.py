@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shoal.dataflow.api import fn
-from shoal.dataflow.api.app import App
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import count, session, sliding, tumbling
+from shoal.dataflow.api.apps.app import App
+from shoal.dataflow.api.streams import fn
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.functions import find_location
 
 HERE = "test_refusals.py"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import InvalidError, NotFoundError
-from shoal.dataflow.api import sending
-from shoal.dataflow.api.sending import Sender, Senders
-from shoal.dataflow.connectors import brokers
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.api.apps import sending
+from shoal.dataflow.api.apps.sending import Sender, Senders
+from shoal.dataflow.connectors.topics import brokers
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.topics.base import TopicPartition, records
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.errors import InvalidError
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import count, session, sliding, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.windows import CountWindow, SessionWindow, SlidingWindow
 

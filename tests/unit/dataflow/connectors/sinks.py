@@ -8,7 +8,7 @@ import json
 import pkgutil
 
 import shoal.dataflow.connectors
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.topics.base import TopicPartition
 
 

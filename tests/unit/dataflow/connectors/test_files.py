@@ -19,11 +19,11 @@ import pytest
 from shoal.core import faults, files
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError
-from shoal.dataflow.api.app import App
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.apps.app import App
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkContext
-from shoal.dataflow.connectors.file_commits import FilesCommitter
-from shoal.dataflow.connectors.files import (
+from shoal.dataflow.connectors.files.commits import FilesCommitter
+from shoal.dataflow.connectors.files.sources import (
     CsvSink,
     CsvSource,
     JsonLinesSink,
@@ -34,7 +34,7 @@ from shoal.dataflow.connectors.files import (
 from shoal.dataflow.connectors.markers import ALL_TASKS
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError, PoisonError
 from shoal.dataflow.language.logical import OnError, Sink
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings

@@ -10,11 +10,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.base import SupportsCommit
-from shoal.dataflow.connectors.file_sinks import CsvSink, JsonLinesSink, ParquetSink
+from shoal.dataflow.connectors.files.sinks import CsvSink, JsonLinesSink, ParquetSink
 from shoal.dataflow.connectors.sql import SqlSink
-from shoal.dataflow.connectors.topics import TopicSink
+from shoal.dataflow.connectors.topics.endpoints import TopicSink
 from shoal.testing.streams import Recording, RecordingSink
 from shoal.testing.suites.sinks import SinkKit, SinkSuite
 from tests.unit.dataflow.connectors.sinks import all_sinks, committed_values

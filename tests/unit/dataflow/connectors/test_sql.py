@@ -13,7 +13,7 @@ import pytest
 from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, ShoalError
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.base import SinkMode, Split
 from shoal.dataflow.connectors.sql import SqlSink, SqlSource
 from shoal.dataflow.execution import engine

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from shoal import col, lit, tumbling
 from shoal.core.clock import SystemClock
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors import text
-from shoal.dataflow.connectors.files import CsvSource, JsonLinesSource
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.connectors.files import text
+from shoal.dataflow.connectors.files.sources import CsvSource, JsonLinesSource
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import OperatorFailedError, PoisonError
 from shoal.dataflow.language.logical import OnError

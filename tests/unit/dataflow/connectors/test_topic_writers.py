@@ -10,9 +10,9 @@ import pytest
 from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InternalError, PreconditionError
-from shoal.dataflow.connectors import topic_writers
 from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkContext
-from shoal.dataflow.connectors.topics import TopicSink
+from shoal.dataflow.connectors.topics import writers as topic_writers
+from shoal.dataflow.connectors.topics.endpoints import TopicSink
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Sink

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from shoal import Operator, ProcessFunction, Stream, col, tumbling
-from shoal.dataflow.api.output import Output
+from shoal.dataflow.api.streams.output import Output
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.settings import FlowSettings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.core.clock import SystemClock
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.morsels import Choice, MorselStep, find_runs
-from shoal.dataflow.language.expressions import Named, col
+from shoal.dataflow.language.expressions.trees import Named, col
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import Filter, KeyBy, Project
 from shoal.dataflow.language.settings import FlowSettings

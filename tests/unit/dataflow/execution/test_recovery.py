@@ -12,11 +12,11 @@ import pytest
 
 from shoal.core import faults
 from shoal.core.errors import PreconditionError, UnavailableError
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import session
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import session
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.hosts.base import LocalHosts
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.scratch import make_scratch
 from shoal.dataflow.language.settings import FlowSettings

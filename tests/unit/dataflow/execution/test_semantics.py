@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import session, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import session, tumbling
 from shoal.dataflow.connectors.memory import BatchesSource, CollectSink
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.expressions import col, lit
+from shoal.dataflow.language.expressions.trees import col, lit
 from shoal.dataflow.language.functions import add_blobs, forget_blobs
 from shoal.dataflow.language.logical import Node, Sink
 from shoal.dataflow.language.settings import FlowSettings

@@ -18,9 +18,9 @@ from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.start import PlannedSink, start_job
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.base import CommitContext, SinkConnector
-from shoal.dataflow.connectors.file_sinks import ParquetSink
+from shoal.dataflow.connectors.files.sinks import ParquetSink
 from shoal.dataflow.connectors.sql import SqlSink
-from shoal.dataflow.connectors.topics import TopicSink
+from shoal.dataflow.connectors.topics.endpoints import TopicSink
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Sink
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
@@ -257,7 +257,7 @@ def _forget_incarnation(path: Path) -> None:
 
 
 def _write_plain_marker(log: Path, checkpoint: int) -> None:
-    from shoal.dataflow.connectors.brokers import topics_of
+    from shoal.dataflow.connectors.topics.brokers import topics_of
     from shoal.topics.base import TopicPartition
 
     with topics_of(str(log)) as topics, topics.writer(transactional_id="job.out.0.0") as writer:

@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 import pytest
 
 from shoal.dataflow.api.own_operator import Operator
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.execution.event_time import to_micros
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import OperatorFailedError
-from shoal.dataflow.operators.opaque import TimeColumn
+from shoal.dataflow.operators.users.opaque import TimeColumn
 
 ROWS = [{"v": 2, "at": 15}, {"v": 1, "at": 5}, {"v": 3, "at": 25}]
 

@@ -12,10 +12,10 @@ import pytest
 
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.api.process_function import ProcessFunction
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import count, session, sliding, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.state.groups import KeyedState

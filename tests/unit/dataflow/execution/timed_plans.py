@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.memory import BatchesSource
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.windows import SECOND, SessionWindow, SlidingWindow, Window
 from tests.unit.dataflow.execution.flows import SCHEMA
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.errors import InvalidError
-from shoal.dataflow.language.values import MisfitError, make_column, make_rows
+from shoal.dataflow.language.expressions.values import MisfitError, make_column, make_rows
 
 MOMENT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_901)  # noqa: DTZ001
 WHOLE = MOMENT.replace(microsecond=0)

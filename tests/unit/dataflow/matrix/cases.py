@@ -21,27 +21,28 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from shoal import FunctionContext, ProcessFunction, Record, Stream, count, session, sliding, tumbling
-from shoal.dataflow.api.tables import Table
-from shoal.dataflow.connectors.brokers import topics_of
-from shoal.dataflow.connectors.file_sinks import CsvSink, JsonLinesSink, ParquetSink
+from shoal.dataflow.api.streams.tables import Table
+from shoal.dataflow.connectors.files.sinks import CsvSink, JsonLinesSink, ParquetSink
 from shoal.dataflow.connectors.memory import CallbackSink, CollectSink
 from shoal.dataflow.connectors.sql import SqlSink
-from shoal.dataflow.connectors.topics import TopicSink
+from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.endpoints import TopicSink
 from shoal.dataflow.execution.event_time import AssignTimes
 from shoal.dataflow.execution.morsels import MorselStep
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.operators import distinct, merge, opaque, partial, records, running, stateless
+from shoal.dataflow.operators import distinct, merge, partial, running, stateless
 from shoal.dataflow.operators.counts import CountAggregate
-from shoal.dataflow.operators.custom import CustomOperator
 from shoal.dataflow.operators.joins.asof import AsOfJoin
 from shoal.dataflow.operators.joins.interval import IntervalJoin
 from shoal.dataflow.operators.joins.lookup import BroadcastJoin, TableJoin
 from shoal.dataflow.operators.joins.regular import RegularJoin
 from shoal.dataflow.operators.joins.unique import UniqueJoin
 from shoal.dataflow.operators.joins.window import WindowJoin
-from shoal.dataflow.operators.process import ProcessOperator
 from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
+from shoal.dataflow.operators.users import opaque, records
+from shoal.dataflow.operators.users.custom import CustomOperator
+from shoal.dataflow.operators.users.process import ProcessOperator
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from shoal.topics.base import TopicPartition
 

@@ -19,11 +19,11 @@ from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE
 from shoal.dataflow.language.failures import FunctionError
 from shoal.dataflow.language.logical import Location, OnError
 from shoal.dataflow.operators.base import Context
-from shoal.dataflow.operators.custom import CustomOperator
-from shoal.dataflow.operators.opaque import FilterBatches, MapBatches
 from shoal.dataflow.operators.policies import ErrorPolicy
-from shoal.dataflow.operators.records import MapRecords
 from shoal.dataflow.operators.stateless import Filter, Project
+from shoal.dataflow.operators.users.custom import CustomOperator
+from shoal.dataflow.operators.users.opaque import FilterBatches, MapBatches
+from shoal.dataflow.operators.users.records import MapRecords
 from shoal.dataflow.state.groups import KeyedState
 from tests.unit.dataflow.operators.driving import Fleet
 

@@ -20,7 +20,7 @@ from shoal.dataflow.language.failures import FunctionError
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.language.moments import timer_micros
 from shoal.dataflow.operators.policies import ErrorPolicy
-from shoal.dataflow.operators.process import ProcessOperator
+from shoal.dataflow.operators.users.process import ProcessOperator
 from tests.unit.dataflow.operators.driving import Fleet, batch_of, cut
 from tests.unit.dataflow.operators.test_windows import canonical
 

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.dataflow.language.expressions import Call, Column, Expression, Literal
+from shoal.dataflow.language.expressions.trees import Call, Column, Expression, Literal
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import (
     Aggregate,

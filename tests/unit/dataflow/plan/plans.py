@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shoal.dataflow.api import fn
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams import fn
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.memory import BatchesSource, CollectSink
-from shoal.dataflow.language.expressions import Call, Column, Expression, Literal
+from shoal.dataflow.language.expressions.trees import Call, Column, Expression, Literal
 from shoal.dataflow.language.logical import Node, Sink
 
 INT, TEXT, BOOL = "int", "text", "bool"

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import count, session, sliding, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.memory import BatchesSource, CallbackSink
 from shoal.dataflow.language.errors import DocumentError, PlanError
-from shoal.dataflow.language.expressions import Literal, col, lit, same
+from shoal.dataflow.language.expressions.trees import Literal, col, lit, same
 from shoal.dataflow.language.functions import add_blobs, callable_of, forget_blobs, make_ref
 from shoal.dataflow.language.logical import Filter, MapBatches, Node, Sink, walk
 from shoal.dataflow.plan.documents import KINDS, PlanDocument, read_plan, write_plan

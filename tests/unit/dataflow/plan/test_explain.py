@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import InvalidError, UnavailableError
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import count, session, sliding, tumbling
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
+from shoal.dataflow.language.expressions.trees import col
 from tests.services.absence import do_without
 from tests.unit.dataflow.plan.plans import Same
 

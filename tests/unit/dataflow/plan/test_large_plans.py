@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.language.binding import bind
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import (
+from shoal.dataflow.language.expressions.trees import (
     MAX_DEPTH,
     Expression,
     col,

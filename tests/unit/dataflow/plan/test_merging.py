@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from shoal import Stream, col
-from shoal.dataflow.language.expressions import Expression
+from shoal.dataflow.language.expressions.trees import Expression
 from shoal.dataflow.plan.merging import can_keep_apart, rejects
 from shoal.dataflow.plan.physical import plan
 from shoal.dataflow.plan.prepare import prepare

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import session, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import session, tumbling
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.language.aggregates import AGGREGATES
-from shoal.dataflow.language.expressions import col, describe, lit, same
+from shoal.dataflow.language.expressions.trees import col, describe, lit, same
 from shoal.dataflow.language.logical import Aggregate, Filter, Join, Node, Project, Sink, Source, walk
 from shoal.dataflow.plan.optimizer import RULES, optimise
 from shoal.dataflow.plan.resolve import resolve, with_uids

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError
 from shoal.dataflow.connectors.memory import CollectSink
-from shoal.dataflow.language.expressions import Named, col
+from shoal.dataflow.language.expressions.trees import Named, col
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import (
     Aggregate,

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import tumbling
-from shoal.dataflow.connectors.files import ParquetSource
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.connectors.files.sources import ParquetSource
 from shoal.dataflow.connectors.memory import CollectSink, IterableSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import DocumentError, PlanError
-from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.functions import add_blobs, forget_blobs
 from shoal.dataflow.language.logical import Sink, walk
 from shoal.dataflow.plan.documents import PlanDocument

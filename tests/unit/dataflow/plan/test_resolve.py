@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.errors import InvalidError
-from shoal.dataflow.api.app import App
+from shoal.dataflow.api.apps.app import App
 from shoal.dataflow.api.context import TopicSpec
-from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.api.windows import count, session, sliding, tumbling
+from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import col, lit
+from shoal.dataflow.language.expressions.trees import col, lit
 from shoal.dataflow.language.logical import MapBatches, Node, Sink, Source, walk
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.prepare import prepare, sketch

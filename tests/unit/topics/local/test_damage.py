@@ -12,8 +12,8 @@ from shoal.core import faults
 from shoal.core.errors import InternalError, InvalidError, NotFoundError, UnsupportedError
 from shoal.topics.base import TopicPartition, Topics, records
 from shoal.topics.local import Fsync, LocalLogSettings, LocalTopics
+from shoal.topics.local.history.watch import Watch
 from shoal.topics.local.places import file_system_of, refuse_remote
-from shoal.topics.local.watch import Watch
 
 WHERE = TopicPartition("t", 0)
 SMALL = LocalLogSettings(fsync=Fsync.NEVER, segment_bytes=4096, journal_bytes=4096)
@@ -101,7 +101,7 @@ def test_records_that_a_power_cut_took_are_a_hole(log: Path) -> None:
 
 
 def _renamed(journal: bytes, old: str, new: str) -> bytes:
-    from shoal.topics.local.framing import frame, scan
+    from shoal.topics.local.history.framing import frame, scan
 
     return b"".join(frame(each.replace(old.encode(), new.encode())) for each in scan(journal).payloads)
 

@@ -13,7 +13,7 @@ from shoal.core.errors import PreconditionError
 from shoal.topics.base import Fetched, Reset, TopicPartition, records
 from shoal.topics.errors import FencedError, OffsetOutOfRangeError, RebalancedError
 from shoal.topics.local import LocalTopics
-from shoal.topics.local.entries import (
+from shoal.topics.local.history.entries import (
     ChunkDraft,
     Commit,
     CreateTopic,
@@ -25,7 +25,7 @@ from shoal.topics.local.entries import (
     Trim,
     encode,
 )
-from shoal.topics.local.replay import Verdict, replay
+from shoal.topics.local.history.replay import Verdict, replay
 
 WHERE = TopicPartition("t", 0)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import InternalError
-from shoal.topics.local.framing import MAGIC, frame, scan
+from shoal.topics.local.history.framing import MAGIC, frame, scan
 
 payloads = st.binary(max_size=60).map(lambda raw: bytes(byte & 0x7F for byte in raw))
 

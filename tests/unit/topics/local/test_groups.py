@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.topics.local.groups import share
+from shoal.topics.local.history.groups import share
 
 members = st.dictionaries(st.sampled_from("abcdef"), st.frozensets(st.integers(1, 3)), max_size=6)
 partitions = st.dictionaries(st.integers(1, 3), st.integers(1, 9), max_size=3)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.topics.local import snapshots
-from shoal.topics.local.entries import (
+from shoal.topics.local.history import snapshots
+from shoal.topics.local.history.entries import (
     ChunkDraft,
     CloseWriter,
     Commit,
@@ -28,7 +28,7 @@ from shoal.topics.local.entries import (
     decode,
     encode,
 )
-from shoal.topics.local.replay import Chunk, State, Verdict, replay
+from shoal.topics.local.history.replay import Chunk, State, Verdict, replay
 
 sessions = st.sampled_from(["s1", "s2", "s3"])
 writers = st.sampled_from(["w1", "w2"])

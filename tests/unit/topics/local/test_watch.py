@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from shoal.topics.local.watch import Watch
+from shoal.topics.local.history.watch import Watch
 
 
 def test_a_wake_ends_a_wait(tmp_path: Path) -> None:

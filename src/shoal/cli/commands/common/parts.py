@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from shoal.cli import output
 from shoal.core.ids import NodeId
-from shoal.model.specs import DEFAULT_DISK_GB
+from shoal.model.spec.kinds import DEFAULT_DISK_GB
 from shoal.model.views import WorkloadView
 from shoal.model.workloads import (
     ComposeSpec,

@@ -56,7 +56,7 @@ def _target(given: str) -> str:
 def _call(target: str, work: Callable[[ModelServerClient], Awaitable[Any]]) -> Any:
     """Do the work with a client on an event loop, and close it."""
     from shoal.serving.models.client import ModelServerClient
-    from shoal.wire.access import Access
+    from shoal.wire.trust.access import Access
 
     around = session.surroundings.get(session.Surroundings())
 

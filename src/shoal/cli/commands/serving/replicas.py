@@ -103,8 +103,8 @@ def _ask(agent: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
     """Call a serving agent, in clear: it listens on loopback."""
     from shoal.cli.output import hints
     from shoal.discovery.client import ServingAgentClient
-    from shoal.wire.access import Access
     from shoal.wire.addresses import parse_address
+    from shoal.wire.trust.access import Access
 
     address = str(parse_address(agent, field="--agent"))
     around = session.surroundings.get(session.Surroundings())

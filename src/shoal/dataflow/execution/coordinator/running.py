@@ -24,7 +24,7 @@ from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
 from shoal.dataflow.connectors.abilities import SupportsCollect
 from shoal.dataflow.connectors.base import Split
-from shoal.dataflow.connectors.brokers import find_kafka_interface
+from shoal.dataflow.connectors.topics.brokers import find_kafka_interface
 from shoal.dataflow.execution.building import layout_of, stateful_uids
 from shoal.dataflow.execution.chain import StepCounts
 from shoal.dataflow.execution.coordinator.finished import find_lost_splits, had_ended, list_names

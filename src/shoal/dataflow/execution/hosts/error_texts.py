@@ -17,9 +17,9 @@ from shoal.core import errors as core
 from shoal.core.errors import InvalidError, Problem, ShoalError
 from shoal.dataflow.language import errors as language
 from shoal.dataflow.language import failures
+from shoal.dataflow.language.expressions.parts import MismatchError
 from shoal.dataflow.language.failures import OperatorFailedError, RemoteError, StepInput
 from shoal.dataflow.language.logical import Location
-from shoal.dataflow.language.parts import MismatchError
 from shoal.exchange import errors as exchange
 from shoal.topics import errors as topics
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.dataflow.checkpoint.messages import Report, TaskId
-from shoal.dataflow.connectors.brokers import add_settings
+from shoal.dataflow.connectors.topics.brokers import add_settings
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     BadMessageError,

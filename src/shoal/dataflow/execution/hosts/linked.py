@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shoal.core.clock import Clock
 from shoal.core.errors import UnavailableError
 from shoal.dataflow.checkpoint.messages import Command, TaskId
-from shoal.dataflow.connectors.brokers import named_settings
+from shoal.dataflow.connectors.topics.brokers import named_settings
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     BadMessageError,

@@ -165,7 +165,7 @@ def _load(context: ssl.SSLContext, certificate: Certificate) -> None:
 def _own_identity(certificate: Certificate) -> Identity:
     from pathlib import Path
 
-    from shoal.wire.certificates import identity_of, read_certificates
+    from shoal.wire.trust.certificates import identity_of, read_certificates
 
     found = identity_of(read_certificates(Path(certificate.cert).read_bytes())[0])
     if found is None or found.role is not Role.WORKLOAD:

@@ -20,7 +20,7 @@ from shoal.core import faults, files
 from shoal.core.clock import SystemClock
 from shoal.core.errors import CorruptError, InvalidError, PreconditionError, ShoalError
 from shoal.dataflow.checkpoint.claim import JobRunsError
-from shoal.dataflow.connectors.brokers import add_settings
+from shoal.dataflow.connectors.topics.brokers import add_settings
 from shoal.dataflow.execution.coordinator.running import RunningFlow
 from shoal.dataflow.execution.remote.board import Answer, Board
 from shoal.dataflow.execution.remote.code import open_code, plan_at_width

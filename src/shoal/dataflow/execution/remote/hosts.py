@@ -21,7 +21,7 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError, ShoalError, UnavailableError
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.connectors.abilities import TopicConnector
-from shoal.dataflow.connectors.brokers import is_kafka
+from shoal.dataflow.connectors.topics.brokers import is_kafka
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     HostHello,

@@ -23,7 +23,7 @@ from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, pr
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.core.shape import build
 from shoal.dataflow.connectors.abilities import TopicConnector
-from shoal.dataflow.connectors.brokers import has_settings, is_kafka, settings_of
+from shoal.dataflow.connectors.topics.brokers import has_settings, is_kafka, settings_of
 from shoal.dataflow.execution.remote.submission import Package, pack_job
 from shoal.dataflow.fleet import spec as specs
 from shoal.dataflow.language.logical import Node, Sink, Source, walk

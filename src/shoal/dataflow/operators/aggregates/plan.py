@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
-from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
+from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.operators.aggregates import accumulators, exact, folds, logs

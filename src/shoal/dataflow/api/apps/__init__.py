@@ -1,0 +1,1 @@
+"""Apps as users write them: their topics, tables and agents, and the life of their dataflows."""

@@ -1,0 +1,106 @@
+"""Dataflows as jobs of a fleet: submitted, waited for and stopped through its control plane.
+
+A `RemoteFlow` stands for a job where a running flow stands for one of this process; its calls block. The job outlives
+this program. Used by `shoal.dataflow.api.apps.app` when an app has a control plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from shoal.client import ControlPlane
+from shoal.core.errors import PreconditionError
+from shoal.dataflow.execution.remote.submitting import CollectedJob, submit_job
+from shoal.jobs.states import ENDED
+from shoal.model.jobs import JobState, JobView
+
+T = TypeVar("T")
+
+#: States in which nothing of a job runs, or not yet.
+_NOT_RUNNING = ENDED | {JobState.SUBMITTED, JobState.PENDING, JobState.DEPLOYING}
+
+
+class RemoteFlow:
+    """A job on a fleet."""
+
+    def __init__(self, job_id: str, connect: Callable[[], ControlPlane]) -> None:
+        self.job_id = job_id
+        self._connect = connect
+        #: Whether the job was seen to have ended.
+        self.is_done = False
+        #: What `wait` or `stop` has raised.
+        self.failed: BaseException | None = None
+
+    def wait(self) -> JobView:
+        """Block until the job has ended. Raises `PreconditionError` if it has failed or was canceled."""
+        return self._told(self._with(lambda control: control.wait_for_job(self.job_id, _has_ended)))
+
+    def stop(self, timeout: float | None = None) -> JobView:
+        """Stop the job with a savepoint, and block until it is stopped. A job without checkpoints is canceled."""
+        return self._told(self._with(lambda control: self._stop(control, timeout)))
+
+    def abort(self) -> None:
+        """Cancel the job: nobody waits for it."""
+        self._with(lambda control: control.cancel_job(self.job_id))
+        self.is_done = True
+
+    async def _stop(self, control: ControlPlane, timeout: float | None) -> JobView:
+        view = await control.get_job(self.job_id)
+        if view.state not in _NOT_RUNNING:
+            try:
+                asked = await control.savepoint_job(self.job_id, stop=True)
+                return await control.wait_for_job(
+                    self.job_id, _has_ended, timeout=timeout, since_request=asked.request.number
+                )
+            except PreconditionError:  # it has no checkpoints, or has ended meanwhile
+                view = await control.get_job(self.job_id)
+        if view.state in ENDED:
+            return view
+        # There is nothing new to save. What earlier runs have saved stays.
+        asked = await control.cancel_job(self.job_id)
+        return await control.wait_for_job(self.job_id, _is_over, timeout=timeout, since_request=asked.request.number)
+
+    def _told(self, view: JobView) -> JobView:
+        self.is_done = True
+        if view.state is JobState.FAILED:
+            self.failed = PreconditionError(
+                f"job {self.job_id!r} has failed: {view.message}",
+                hint=f"`shoal job logs {self.job_id}` shows its output",
+                job_id=self.job_id,
+            )
+            raise self.failed
+        return view
+
+    def _with(self, work: Callable[[ControlPlane], Coroutine[Any, Any, T]]) -> T:
+        async def run() -> T:
+            async with self._connect() as control:
+                return await work(control)
+
+        return asyncio.run(run())
+
+
+def submit(job: CollectedJob, addresses: str) -> RemoteFlow:
+    """Submit a job to the control plane at these addresses, under its own name. Blocks until it is stored.
+
+    The certificate is that of the environment: SHOAL_CA, SHOAL_CERT and SHOAL_KEY, or SHOAL_INSECURE.
+    """
+
+    def connect() -> ControlPlane:
+        return ControlPlane.from_environment({**os.environ, "SHOAL_CONTROL": addresses})
+
+    async def run() -> JobView:
+        async with connect() as control:
+            return await submit_job(control, job)
+
+    return RemoteFlow(asyncio.run(run()).job_id, connect)
+
+
+def _has_ended(view: JobView) -> bool:
+    return view.state in ENDED
+
+
+def _is_over(view: JobView) -> bool:
+    return view.state in (JobState.CANCELED, JobState.FINISHED, JobState.FAILED)

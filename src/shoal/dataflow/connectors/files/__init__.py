@@ -1,0 +1,1 @@
+"""Files as sources and sinks, and how what tasks have written becomes visible."""

@@ -1,0 +1,1 @@
+"""Topics as sources and sinks: Kafka, or the local log."""

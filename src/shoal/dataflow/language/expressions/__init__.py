@@ -1,0 +1,1 @@
+"""Expressions over columns: trees, types, and the kernels that compute them."""

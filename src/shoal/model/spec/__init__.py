@@ -1,0 +1,1 @@
+"""Specs of workloads: the four kinds, the parts they share, and their words."""
