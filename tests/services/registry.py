@@ -27,6 +27,8 @@ class Registry:
     login: str = ""
     #: Answer everything with this status, when it is not 0.
     broken_with: int = 0
+    #: Only requests whose path has this in it.
+    broken_below: str = ""
     #: Whether nobody may read what is there, whatever the login.
     closed: bool = False
     #: Send one half of each layer and then nothing, until the other end goes away.
@@ -121,8 +123,9 @@ def serve_registry() -> Iterator[Registry]:
 
 
 def _answer_to(registry: Registry, path: str, given: str) -> tuple[int, str, bytes, dict[str, str]]:
-    if registry.broken_with:
-        return registry.broken_with, "application/json", _error("UNKNOWN", "broken"), {}
+    if registry.broken_with and registry.broken_below in path:
+        code = "TOOMANYREQUESTS" if registry.broken_with == 429 else "UNKNOWN"
+        return registry.broken_with, "application/json", _error(code, "broken"), {"Retry-After": "0"}
     if registry.login and given != f"Basic {base64.b64encode(registry.login.encode()).decode()}":
         challenge = {"WWW-Authenticate": 'Basic realm="test"'}
         return 401, "application/json", _error("UNAUTHORIZED", "authentication required"), challenge

@@ -9,7 +9,9 @@ import contextlib
 import functools
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import struct
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,8 @@ class Provocation:
     says: Mapping[str, str] = field(default_factory=dict)
     #: Podman's cause, where it decides.
     cause: str = ""
+    #: An engine tries it several times, with pauses.
+    is_slow: bool = False
 
 
 def _both(pattern: str) -> dict[str, str]:
@@ -116,12 +120,56 @@ async def _closed(ground: Ground) -> None:
         ground.registry.closed = False
 
 
-async def _broken(ground: Ground) -> None:
-    image, ground.registry.broken_with = ground.image, 503
+def _broken(status: int, below: str = "") -> Callable[[Ground], Awaitable[None]]:
+    async def pull(ground: Ground) -> None:
+        image, ground.registry.broken_with, ground.registry.broken_below = ground.image, status, below
+        try:
+            await ground.pull(image)
+        finally:
+            ground.registry.broken_with, ground.registry.broken_below = 0, ""
+
+    return pull
+
+
+@contextlib.contextmanager
+def _serve(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that does this to each of its connections and closes it, until the end of the block: its port."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = server.accept()
+                with link, contextlib.suppress(OSError):
+                    answer(link)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
     try:
-        await ground.pull(image)
+        yield int(server.getsockname()[1])
     finally:
-        ground.registry.broken_with = 0
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+def _answering(answer: Callable[[socket.socket], None]) -> Callable[[Ground], Awaitable[None]]:
+    """Pull from a server that does this to each of its connections."""
+
+    async def pull(ground: Ground) -> None:
+        with _serve(answer) as port:
+            await ground.pull(f"127.0.0.1:{port}/any:1")
+
+    return pull
+
+
+def _reset(link: socket.socket) -> None:
+    link.recv(1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _hang_up(link: socket.socket) -> None:
+    link.recv(1 << 16)
 
 
 async def _too_large(ground: Ground) -> None:
@@ -158,6 +206,14 @@ _SPEC, _NETWORK, _STORAGE = FailureReason.INVALID_SPEC, FailureReason.NETWORK_ER
 _MISSING, _PULL = FailureReason.IMAGE_NOT_FOUND, FailureReason.IMAGE_PULL_FAILED
 _ONE_MB = {"Memory": 1 << 20, "MemorySwap": 1 << 20}
 
+
+def away(
+    name: str, work: Callable[[Ground], Awaitable[None]], says: Mapping[str, str], *, is_slow: bool = False
+) -> Provocation:
+    """A registry that may be there later."""
+    return Provocation(name, work, _PULL, transient=True, is_pull=True, says=says, is_slow=is_slow)
+
+
 PROVOCATIONS = (
     Provocation("no name", lambda it: it.pull("NO NAME"), _SPEC, is_pull=True, says=_both(r"invalid reference format")),
     Provocation(
@@ -183,8 +239,21 @@ PROVOCATIONS = (
     ),
     Provocation("wrong login", _wrong_login, _PULL, is_pull=True, says=_both(r"unauthorized")),
     Provocation("no access", _closed, _PULL, is_pull=True, says=_both(r"(?<!permission )denied\b")),
-    Provocation("no registry", lambda it: it.pull("127.0.0.1:1/any:1"), _PULL, transient=True, is_pull=True),
-    Provocation("broken registry", _broken, _PULL, transient=True, is_pull=True),
+    away("no registry", lambda it: it.pull("127.0.0.1:1/any:1"), _both(r"connection refused")),
+    # Too long for a name: no resolver asks the network for it.
+    away("no such host", lambda it: it.pull(f"{'a' * 64}.invalid/any:1"), _both(r"no such host")),
+    away("reset", _answering(_reset), _both(r"connection reset by peer"), is_slow=True),
+    away("hung up", _answering(_hang_up), _both(r'/": EOF$'), is_slow=True),
+    away(
+        "broken registry",
+        _broken(503),
+        {
+            "podman": r"invalid status code from registry 5\d\d",
+            "docker": r"received unexpected HTTP status: 5\d\d",
+        },
+    ),
+    away("broken manifest", _broken(500, "/manifests/"), _both(r"received unexpected HTTP status: 5\d\d")),
+    away("busy registry", _broken(429), {"podman": r"too many requests to registry", "docker": r"toomanyrequests: "}),
     Provocation(
         "large image", _too_large, _STORAGE, transient=True, is_pull=True, says=_both(r"no space left on device")
     ),
@@ -196,7 +265,13 @@ PROVOCATIONS = (
         says=_both(r"no space left on device"),
         cause="no space left on device",
     ),
-    Provocation("no image", lambda it: it.start(Image="localhost/nothing:1"), _MISSING, cause="image not known"),
+    Provocation(
+        "no image",
+        lambda it: it.start(Image="localhost/nothing:1"),
+        _MISSING,
+        says={"docker": r"No such image"},
+        cause="image not known",
+    ),
     Provocation("no image name", lambda it: it.start(Image="NO NAME"), _SPEC, says=_both(r"invalid reference format")),
     Provocation(
         "taken port",
@@ -253,7 +328,7 @@ PROVOCATIONS = (
         "little memory",
         lambda it: it.start(HostConfig=_ONE_MB),
         _SPEC,
-        says={"podman": r"unable to set memory limit to"},
+        says={"podman": r"unable to set memory limit to", "docker": r"Minimum memory limit allowed is"},
     ),
     Provocation(
         "no directory",
@@ -270,27 +345,54 @@ PROVOCATIONS = (
 )
 
 
+async def silent(ground: Ground) -> None:
+    """Pull from a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await ground.pull(f"127.0.0.1:{server.getsockname()[1]}/any:1")
+
+
+async def unreachable(ground: Ground) -> None:
+    """Pull from a server to which no connection comes about: its queue is full."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        await ground.pull(f"127.0.0.1:{server.getsockname()[1]}/any:1")
+
+
 class EngineFailures:
     """The tests of one engine, which a subclass names and provides as the fixture `ground`."""
 
     engine_name = ""
+    #: What only this engine refuses.
+    more: tuple[Provocation, ...] = ()
 
-    @pytest.mark.parametrize("provoked", PROVOCATIONS, ids=lambda each: each.name)
+    @pytest.mark.parametrize(
+        "provoked",
+        [pytest.param(each, id=each.name, marks=[pytest.mark.long] if each.is_slow else []) for each in PROVOCATIONS],
+    )
     async def test_a_refusal_is_known(self, ground: Ground, provoked: Provocation) -> None:
-        with pytest.raises(EngineError) as raised:
-            await provoked.work(ground)
-        error = raised.value
-        verdict = judge_pull(error) if provoked.is_pull else judge_start(error)
-        assert (verdict.failure, verdict.transient) == (provoked.failure, provoked.transient), repr(error)
-        assert re.search(provoked.says.get(ground.name, ""), error.message), error.message
-        if provoked.cause and ground.name == "podman":
-            assert error.cause == provoked.cause
+        await check_refusal(ground, provoked)
 
     def test_no_sentence_is_from_memory(self) -> None:
         for table, is_pull in ((PULL, True), (START, False)):
             known = {each.pattern for each in table if self.engine_name in each.engines}
-            proven = {each.says.get(self.engine_name) for each in PROVOCATIONS if each.is_pull is is_pull}
-            assert known == proven - {None}
+            provoked = [each for each in (*PROVOCATIONS, *self.more) if each.is_pull is is_pull]
+            assert known == {each.says.get(self.engine_name) for each in provoked} - {None}
 
     def test_no_cause_is_from_memory(self) -> None:
         assert CAUSES.keys() == {each.cause for each in PROVOCATIONS} - {""}
+
+
+async def check_refusal(ground: Ground, provoked: Provocation) -> None:
+    """Provoke a refusal, and check what it is taken for."""
+    with pytest.raises(EngineError) as raised:
+        await provoked.work(ground)
+    error = raised.value
+    verdict = judge_pull(error) if provoked.is_pull else judge_start(error)
+    assert (verdict.failure, verdict.transient) == (provoked.failure, provoked.transient), repr(error)
+    assert re.search(provoked.says.get(ground.name, ""), error.message), error.message
+    if provoked.cause and ground.name == "podman":
+        assert error.cause == provoked.cause

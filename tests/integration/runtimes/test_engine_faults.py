@@ -373,7 +373,7 @@ async def test_an_outage_after_that_changes_nothing_about_what_is_known(opened, 
     [
         (FakePull(error="manifest unknown"), FailureReason.IMAGE_NOT_FOUND, False),
         (FakePull(error="unauthorized: authentication required"), FailureReason.IMAGE_PULL_FAILED, False),
-        (FakePull(error="connection reset"), FailureReason.IMAGE_PULL_FAILED, True),
+        (FakePull(error="read: connection reset by peer"), FailureReason.IMAGE_PULL_FAILED, True),
     ],
 )
 async def test_a_pull_that_fails_says_why(opened, engine: FakeEngine, pull, failure, transient) -> None:

@@ -16,7 +16,7 @@ from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.e2e.runtimes import test_container
 from tests.e2e.runtimes.containers import owner, registry
-from tests.e2e.runtimes.engine_failures import DISK, EngineFailures, Ground
+from tests.e2e.runtimes.engine_failures import DISK, EngineFailures, Ground, away, check_refusal, silent
 from tests.services.docker import Docker, private_docker
 from tests.services.registry import Registry
 
@@ -44,11 +44,18 @@ def small_docker() -> Iterator[Docker]:
         yield made
 
 
+SILENT = away("silent registry", silent, {"docker": r"context deadline exceeded|Client\.Timeout exceeded"})
+
+
 class TestDockerFailures(EngineFailures):
     engine_name = "docker"
+    more = (SILENT,)
 
     @pytest.fixture
     async def ground(self, small_docker: Docker, registry: Registry) -> AsyncIterator[Ground]:
         api = EngineApi(small_docker.address)
         yield Ground("docker", api, small_docker.folder, registry)
         await api.close()
+
+    async def test_a_silent_registry_is_known(self, ground: Ground) -> None:
+        await check_refusal(ground, SILENT)

@@ -44,7 +44,7 @@ from shoal.runtimes.compose.output import ProjectOutput
 from shoal.runtimes.compose.previous import PreviousProjects
 from shoal.runtimes.compose.project import Project, project_name, render
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks, run_from_json
-from shoal.runtimes.compose.refusals import start_error
+from shoal.runtimes.compose.refusals import build_error, start_error
 from shoal.runtimes.compose.source import PROJECTS, Sources
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
@@ -74,6 +74,7 @@ _UP_SECONDS = 600.0
 _NO_COMMAND = "there is no docker compose, docker-compose or podman-compose on this machine"
 _CREATE = ("up", "--no-start")
 _UP = ("up", "-d")
+_BUILD = ("build",)
 _KILL_SECONDS = 30.0
 #: How long a comparison waits for what is done about single projects. What takes longer goes on beside it.
 _SETTLE_SECONDS = 5.0
@@ -455,7 +456,7 @@ class ComposeRuntime:
         if project.is_built:
             marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, folder=folder)
             content = render(project, additions_for(request, self._owner, marks))
-            await self._compose(("build",), content, request.workload_id, folder)
+            await self._compose(_BUILD, content, request.workload_id, folder)
 
     async def _make_room(self, api: EngineApi, request: RunRequest, name: str) -> None:
         """Stop and remove what an earlier start left: there are never two runs of a workload.
@@ -508,6 +509,8 @@ class ComposeRuntime:
                 name, content, words, folder=folder, engine=api.address, seconds=_UP_SECONDS, lock=lock
             )
         except ComposeError as error:
+            if words == _BUILD:
+                raise build_error(error) from error
             raise await start_error(error, api, project=name, labels=self._labels(workload_id)) from error
 
     async def _members(self, api: EngineApi, workload_id: WorkloadId) -> tuple[Member, ...]:

@@ -31,6 +31,8 @@ _SPEC = Verdict(FailureReason.INVALID_SPEC, transient=False)
 _FULL = Verdict(FailureReason.STORAGE_ERROR, transient=True)
 _NOT_FOUND = Verdict(FailureReason.IMAGE_NOT_FOUND, transient=False)
 _LOGIN = Verdict(FailureReason.IMAGE_PULL_FAILED, transient=False)
+#: The registry is away, overloaded, or cannot be trusted at the moment.
+_REGISTRY = Verdict(FailureReason.IMAGE_PULL_FAILED, transient=True)
 _TAKEN = Verdict(FailureReason.NETWORK_ERROR, transient=True)
 
 
@@ -64,6 +66,19 @@ PULL: tuple[Sentence, ...] = (
     Sentence(r"unauthorized", _LOGIN),
     Sentence(r"no basic auth credentials", _LOGIN, ("docker",)),
     Sentence(r"(?<!permission )denied\b", _LOGIN),
+    Sentence(r"connection refused", _REGISTRY),
+    Sentence(r"connection reset by peer", _REGISTRY),
+    Sentence(r'/": EOF$', _REGISTRY),
+    Sentence(r"no such host", _REGISTRY),
+    Sentence(r"invalid status code from registry 5\d\d", _REGISTRY, ("podman",)),
+    Sentence(r"received unexpected HTTP status: 5\d\d", _REGISTRY),
+    Sentence(r"too many requests to registry", _REGISTRY, ("podman",)),
+    Sentence(r"toomanyrequests: ", _REGISTRY, ("docker",)),
+    Sentence(r"context deadline exceeded|Client\.Timeout exceeded", _REGISTRY, ("docker",)),
+    Sentence(r"TLS handshake timeout", _REGISTRY, ("podman",)),
+    Sentence(r"i/o timeout", _REGISTRY, ("podman",)),
+    Sentence(r"tls: first record does not look like a TLS handshake", _REGISTRY, ("podman",)),
+    Sentence(r"x509: ", _REGISTRY, ("podman",)),
 )
 
 #: Sentences of a create or a start.
@@ -71,7 +86,9 @@ START: tuple[Sentence, ...] = (
     Sentence(r"no space left on device", _FULL),
     Sentence(r"address already in use", _TAKEN),
     Sentence(r"port is already allocated", _TAKEN, ("docker",)),
+    Sentence(r"No such image", _NOT_FOUND, ("docker",)),
     Sentence(r"unable to set memory limit to", _SPEC, ("podman",)),
+    Sentence(r"Minimum memory limit allowed is", _SPEC, ("docker",)),
     Sentence(r"unable to find (user|group) ", _SPEC),
     Sentence(r"invalid reference format", _SPEC),
     Sentence(r"ulimit option .* failed to be parsed", _SPEC, ("podman",)),
@@ -84,17 +101,13 @@ START: tuple[Sentence, ...] = (
 
 
 def judge_pull(error: EngineError) -> Verdict:
-    """What a failed pull is. One that nothing is known of failed on its way: it may work later."""
-    return _match(error, PULL) or Verdict(FailureReason.IMAGE_PULL_FAILED, transient=True)
+    """What a failed pull is."""
+    return _match(error, PULL)
 
 
 def judge_start(error: EngineError) -> Verdict:
     """What a failed create or start is."""
-    if error.status == 404 and "image" in error.message.lower():
-        return Verdict(FailureReason.IMAGE_NOT_FOUND, transient=False)
-    if error.status == 400:
-        return _SPEC
-    return _match(error, START) or _UNKNOWN
+    return _match(error, START)
 
 
 def run_error(error: ShoalError, verdict: Verdict, *, what: str) -> RunError:
@@ -107,7 +120,7 @@ def is_outage(error: ShoalError) -> bool:
     return isinstance(error, UnavailableError | DeadlineError)
 
 
-def _match(error: EngineError, table: tuple[Sentence, ...]) -> Verdict | None:
+def _match(error: EngineError, table: tuple[Sentence, ...]) -> Verdict:
     if error.cause in CAUSES:
         return CAUSES[error.cause]
-    return next((each.verdict for each in table if re.search(each.pattern, error.message)), None)
+    return next((each.verdict for each in table if re.search(each.pattern, error.message)), _UNKNOWN)

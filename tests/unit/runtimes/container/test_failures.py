@@ -17,7 +17,7 @@ from shoal.runtimes.container.failures import judge_pull, judge_start
         ("no basic auth credentials", FailureReason.IMAGE_PULL_FAILED, False),
         ("dial tcp 127.0.0.1:1: connect: connection refused", FailureReason.IMAGE_PULL_FAILED, True),
         ("writing blob: write /filling: no space left on device", FailureReason.STORAGE_ERROR, True),
-        ("a sentence that is in no table", FailureReason.IMAGE_PULL_FAILED, True),
+        ("a sentence that is in no table", FailureReason.RUNTIME_ERROR, True),
     ],
 )
 def test_a_failed_pull(said: str, reason: FailureReason, transient: bool) -> None:
@@ -32,7 +32,8 @@ def test_a_failed_pull(said: str, reason: FailureReason, transient: bool) -> Non
         (EngineError("port is already allocated", status=500), FailureReason.NETWORK_ERROR, True),
         (EngineError("x", status=500, cause="no matching entries in passwd file"), FailureReason.INVALID_SPEC, False),
         (EngineError("a: image not known", status=404, cause="image not known"), FailureReason.IMAGE_NOT_FOUND, False),
-        (EngineError("a sentence that is in no table", status=400), FailureReason.INVALID_SPEC, False),
+        (EngineError("a sentence that is in no table", status=400), FailureReason.RUNTIME_ERROR, True),
+        (EngineError("no such network for the image", status=404), FailureReason.RUNTIME_ERROR, True),
         (EngineError("a sentence that is in no table", status=500, cause="other"), FailureReason.RUNTIME_ERROR, True),
     ],
 )
