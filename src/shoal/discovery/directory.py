@@ -7,6 +7,7 @@ for which one, and as an agent of which version:
     x-shoal-agent-version    1, 2 or 3. Otherwise 3 where models are declared, 2 where there is a portal, else 1
     x-shoal-base-name        the model, for version 1; not needed in a namespace with one
 
+Of a replica with two addresses a caller gets the IPv4 one, unless this machine has IPv6 alone, and so its callers.
 Views are made when they are first asked for, and the ones that were not asked for longest are dropped. Called by the
 control plane that leads.
 """
@@ -24,6 +25,7 @@ from shoal.discovery import services
 from shoal.discovery.embedded.owner import TreeOwner
 from shoal.discovery.embedded.watches import TreeWatches
 from shoal.discovery.grants import RESERVED
+from shoal.discovery.hosts import family_of
 from shoal.discovery.mirror.mirror import Mirror
 from shoal.discovery.mirror.records import SchedulerPaths
 from shoal.discovery.models.paths import ModelPaths
@@ -116,10 +118,10 @@ class AddressDirectory:
             view = ModelAddresses(source)
         elif scope.version == 2:
             source = Mirror(self._watches, SchedulerPaths(scope.bzid))
-            view = MirrorAddresses(source)
+            view = MirrorAddresses(source, family=family_of())
         else:
             source = ReplicaWatcher(self._watches, scope.bzid, scope.base_name)
-            view = ReplicaAddresses(source)
+            view = ReplicaAddresses(source, family=family_of())
         source.start()
         return _Kept(source, ServingAgentHandlers(view))
 

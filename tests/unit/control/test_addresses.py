@@ -98,6 +98,15 @@ async def test_version_1_answers_for_one_model(store, ask):
     assert await ask(agent_version=2).heart_beat(PS) == {"m:ps:1": ["10.0.0.5:8500"], "m2:ps:0": ["10.0.0.6:8500"]}
 
 
+async def test_a_machine_with_ipv6_alone_answers_ipv6_addresses(store, ask, monkeypatch):
+    value = b'{"address": "10.0.0.1:1", "address_ipv6": "[fd00::1]:1", "stat": 30}'
+    for path in ("/one/service/m/ps:0/0", "/two/service/m/ps:0/0"):
+        await store.create(path, value, makepath=True)
+    assert await ask(bzid="one", base_name="m").heart_beat(PS) == {"ps:0": ["10.0.0.1:1"]}
+    monkeypatch.setattr("shoal.discovery.hosts.local_address", lambda: "fd00::7")
+    assert await ask(bzid="two", base_name="m").heart_beat(PS) == {"ps:0": ["[fd00::1]:1"]}
+
+
 async def test_the_namespace_is_named_where_there_are_several(store, ask):
     with pytest.raises(NotFoundError):
         await ask().heart_beat(PS)

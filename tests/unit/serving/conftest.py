@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,8 +63,15 @@ class Stage:
         given = {"bzid": self.bzid, "deploy_type": "unified", "agent_version": 3, "layout_pattern": "prod", **changes}
         return ServingSettings(**given)  # type: ignore[arg-type]
 
-    def parts(self, settings: ServingSettings, pod: str, *, on_exit: OnExit = OnExit.RESTART) -> AgentParts:
-        env = ENV | {"MY_POD_NAME": pod}
+    def parts(
+        self,
+        settings: ServingSettings,
+        pod: str,
+        *,
+        on_exit: OnExit = OnExit.RESTART,
+        env: Mapping[str, str] | None = None,
+    ) -> AgentParts:
+        env = ENV | {"MY_POD_NAME": pod} | dict(env or {})
         deployment = deploy(
             settings, read_environment(env), take_ports=lambda count: tuple(next(self._ports) for _ in range(count))
         )

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import itertools
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import InvalidError
+from shoal.discovery.hosts import local_address
+from shoal.discovery.replicas.records import AddressFamily
 from shoal.serving.config.deployment import HIGHEST_FREE, LOWEST_FREE, Role, ServerPorts, deploy, free_ports
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings
@@ -133,8 +136,44 @@ def test_dense_services_of_one_machine_have_ids_of_their_own():
     settings = ServingSettings(**BASE, deploy_type="dense", dense_alone=True, dense_service_num=3)
     deployment = made(settings, REPLICA_ID="5")
     assert [deployment.replica_of(server) for server in deployment.servers] == [15, 16, 17]
-    assert [deployment.replica_of(server, -1) for server in deployment.servers] == [0, 1, 2]
+    assert [deployment.replica_of(server, -1) for server in deployment.servers] == [-1, -1, -1]
     assert [server.name for server in deployment.servers_of(Role.DENSE)] == ["dense", "dense1", "dense2"]
+
+
+@pytest.mark.parametrize(
+    ("env", "found", "family"),
+    [
+        ({}, "10.0.0.1", AddressFamily.IPV4),
+        ({}, "fd00::1", AddressFamily.IPV6),
+        ({}, "localhost", AddressFamily.IPV4),
+        ({"MY_HOST_IPV6": "fd00::5"}, "10.0.0.1", AddressFamily.IPV4),
+        ({"MY_HOST_IPV6": "fd00::5"}, "fd00::1", AddressFamily.IPV6),
+        ({"MY_HOST_IP": "10.0.0.5"}, "fd00::1", AddressFamily.IPV4),
+        ({"MY_POD_IP": "fd00::5"}, "10.0.0.1", AddressFamily.IPV6),
+    ],
+)
+def test_a_machine_with_ipv6_alone_calls_ipv6_addresses(monkeypatch, env, found, family):
+    monkeypatch.setattr("shoal.discovery.hosts.local_address", lambda: found)
+    assert made(MIXED, **env).address_family is family
+
+
+def test_the_address_of_a_machine_without_a_way_out(monkeypatch):
+    def interface(family, address):
+        return SimpleNamespace(family=family, address=address)
+
+    def no_socket(*_args):
+        raise OSError
+
+    monkeypatch.setattr("socket.socket", no_socket)
+    up = SimpleNamespace(isup=True)
+    both = [interface(socket.AF_INET6, "fd00::1"), interface(socket.AF_INET, "10.0.0.1")]
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {"lo": up, "eth0": up})
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"lo": [interface(socket.AF_INET, "127.0.0.1")], "eth0": both})
+    assert local_address() == "10.0.0.1"
+    both.pop()
+    assert local_address() == "fd00::1"
+    both[0] = interface(socket.AF_INET6, "fe80::1%eth0")
+    assert local_address() == "localhost"
 
 
 def test_names_in_the_tree():

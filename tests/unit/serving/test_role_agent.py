@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from shoal.core.errors import DeadlineError, UnavailableError
+from shoal.core.errors import DeadlineError, InvalidError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
 from shoal.serving.agents.roles import RoleAgent
@@ -24,14 +25,22 @@ from tests.unit.serving.conftest import Stage, shown_versions, until
 class Roles:
     """An agent with one fake model server per role. Each loads the models of its file when the agent has started it."""
 
-    def __init__(self, stage: Stage, pod: str = "", *, on_exit: OnExit = OnExit.RESTART, **changes: object) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        pod: str = "",
+        *,
+        on_exit: OnExit = OnExit.RESTART,
+        env: Mapping[str, str] | None = None,
+        **changes: object,
+    ) -> None:
         self.stage = stage
         self.pod = pod or "pod-1"
         given = {
             "bzid": "gip", "base_name": "m", "base_path": "/none", "deploy_type": "mixed", "agent_version": 1,
             "num_ps": 2, "layout_pattern": None, **changes,
         }  # fmt: skip
-        self.parts = stage.parts(stage.settings(**given), self.pod, on_exit=on_exit)
+        self.parts = stage.parts(stage.settings(**given), self.pod, on_exit=on_exit, env=env)
         self.agent = RoleAgent(self.parts)
         self.servers: dict[str, FakeModelServer] = {}
 
@@ -66,8 +75,11 @@ async def roles(stage: Stage, pod: str = "", **changes: Any):
 
 async def answered(stage: Stage, agent: RoleAgent, server_type: ServerType, expected: dict[str, list[str]]) -> None:
     client = ServingAgentClient(stage.network.transport("caller").connect(agent.address))
+    found: dict[str, list[str]] | None = None
     async with asyncio.timeout(20):
-        while await client.heart_beat(server_type) != expected:
+        while found != expected:
+            with contextlib.suppress(UnavailableError):  # it does not know the tree yet
+                found = await client.heart_beat(server_type)
             await asyncio.sleep(0.005)
     await client.close()
 
@@ -163,6 +175,42 @@ async def test_several_dense_services_on_one_machine_have_replicas_of_their_own(
             made.load(name)
         addresses = [f"10.0.0.1:{server.ports.grpc}" for server in made.parts.deployment.servers]
         await answered(stage, made.agent, ServerType.DENSE, {"dense:0": addresses})
+
+
+@pytest.mark.parametrize("services", [1, 3])
+async def test_dense_services_without_an_id_of_their_machine_are_refused(stage, services):
+    async with roles(
+        stage, deploy_type="dense", dense_alone=True, dense_service_num=services, env={"MY_POD_NAME": ""}
+    ) as made:
+        with pytest.raises(InvalidError, match="replica_id: is required"):
+            await made.agent.start()
+        assert not made.started("dense")
+    assert await stage.store.exists("/gip/service") is None
+
+
+async def test_dense_model_servers_can_be_told_apart(stage):
+    async with roles(
+        stage, deploy_type="dense", dense_alone=True, dense_service_num=2, env={"REPLICA_ID": "9"}
+    ) as made:
+        await made.agent.start()
+        own = made.parts.deployment.replica_id
+        told = [
+            (request.spec.env["REPLICA_ID"], request.spec.env["DENSE_SERVICE_IDX"])
+            for request in stage.machines["pod-1"].started_with.values()
+        ]
+        assert told == [(str(2 * own), "0"), (str(2 * own + 1), "1")]
+        await made.agent._registrar.settled()
+        assert set(await stage.store.children("/gip/service/m/dense:0")) == {replica for replica, _ in told}
+
+
+async def test_an_agent_with_ipv6_alone_answers_the_ipv6_addresses_of_peers(stage, monkeypatch):
+    monkeypatch.setattr("shoal.discovery.hosts.local_address", lambda: "fd00::5")
+    both = b'{"address": "10.9.9.9:1", "address_ipv6": "[fd00::9]:1", "stat": 30}'
+    await stage.store.create("/gip/service/m/ps:0/7", both, makepath=True)
+    for host, expected in (("10.0.0.1", "10.9.9.9:1"), ("", "[fd00::9]:1")):
+        async with roles(stage, deploy_type="ps", num_ps=1, env={"MY_HOST_IP": host}) as made:
+            await made.agent.start()
+            await answered(stage, made.agent, ServerType.PS, {"ps:0": [expected]})
 
 
 async def test_the_proxy_follows_entry(stage):

@@ -98,7 +98,8 @@ class ReplicaUpdater:
         """Create the node of the entry as a sequential one; its number is that of the whole agent."""
         entry = next((task for task in self._replicas if task.server_type is ServerType.ENTRY), None)
         if entry is None:
-            raise InvalidError([problem("replica_id", None, "is required by an agent that runs no entry")])
+            hint = "set MY_POD_NAME or REPLICA_ID, differently on each machine"
+            raise InvalidError([problem("replica_id", None, "is required by an agent that runs no entry")], hint=hint)
         made = await self._store.create(
             f"{self._root}/{entry.key}/{SEQUENTIAL_PREFIX}",
             write_record(self._replicas[entry]),

@@ -96,7 +96,9 @@ class RoleAgent:
         self._registrar.start()
         await self._register()
         self._watcher.start()
-        handlers = ServingAgentHandlers(ReplicaAddresses(self._watcher, location=self._location))
+        handlers = ServingAgentHandlers(
+            ReplicaAddresses(self._watcher, location=self._location, family=parts.deployment.address_family)
+        )
         listening = str(Address(parts.agent_host, parts.deployment.agent_port))
         self._agent_server = await parts.transport.serve(listening, [handlers.service()])
         self._scope.start(self._complete_configs(), name="configurations")
@@ -152,15 +154,22 @@ class RoleAgent:
             )
             needs = frozenset(before) if server.role is Role.ENTRY else frozenset()
             config = config_text(self._configs[server.name])
-            nodes.append(
-                ProcessNode(server.name, command, parts.child_env, port=server.ports.grpc, needs=needs, config=config)
-            )
+            env = parts.child_env | self._dense_env(server)
+            nodes.append(ProcessNode(server.name, command, env, port=server.ports.grpc, needs=needs, config=config))
             before.add(server.name)
         if deployment.proxy_port:
             command = proxy_command(deployment, conf_dir=parts.conf_dir)
             needs = frozenset({Role.ENTRY.value})
             nodes.append(ProcessNode(PROXY, command, parts.child_env, port=deployment.proxy_port, needs=needs))
         return nodes
+
+    def _dense_env(self, server: deployments.Server) -> dict[str, str]:
+        """What tells several dense services of one machine apart."""
+        deployment = self._parts.deployment
+        if len(deployment.servers_of(Role.DENSE)) <= 1:
+            return {}
+        first = deployment.environment.dense_service_index
+        return {"REPLICA_ID": str(deployment.replica_of(server)), "DENSE_SERVICE_IDX": str(first + server.index)}
 
     def _config(self, role: Role) -> pb.ModelServerConfig:
         # A model is known by its directory: several dense services serve the same one.

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import psutil
-
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ExhaustedError, InvalidError, Problem, problem
+from shoal.discovery.hosts import family_of, local_address
+from shoal.discovery.replicas.records import AddressFamily
 from shoal.serving.config.environment import Environment
 from shoal.serving.config.settings import NAME_RULE, ServingSettings, is_name
 from shoal.serving.filters import LayoutFilter, parse_filters
@@ -117,6 +116,11 @@ class Deployment:
         env = self.environment
         return env.host_ip or env.pod_ip or env.host_ipv6 or local_address()
 
+    @property
+    def address_family(self) -> AddressFamily:
+        """The addresses of peers that this machine calls."""
+        return family_of(self.environment.host_ip, self.environment.pod_ip)
+
     def servers_of(self, role: Role) -> tuple[Server, ...]:
         """The model servers of a role."""
         return tuple(server for server in self.servers if server.role is role)
@@ -126,12 +130,15 @@ class Deployment:
         return tuple(index for index in range(self.settings.num_ps) if index % self.shard_num == self.shard_id)
 
     def replica_of(self, server: Server, replica_id: int | None = None) -> int:
-        """The replica id of one model server, which differs between the dense services of one machine."""
+        """The replica id of one model server, which differs between the dense services of one machine.
+
+        Without an id of the machine they have none either: those of two machines would be the same.
+        """
         own = self.replica_id if replica_id is None else replica_id
         several = len(self.servers_of(Role.DENSE))
-        if server.role is not Role.DENSE or several <= 1:
+        if server.role is not Role.DENSE or several <= 1 or own < 0:
             return own
-        return max(own, 0) * several + server.index
+        return own * several + server.index
 
 
 #: Gives so many free ports, each another one.
@@ -158,30 +165,6 @@ def free_ports(count: int, *, entropy: Entropy | None = None) -> tuple[int, ...]
     if len(found) < count:
         raise ExhaustedError(f"there are no {count} free ports between {LOWEST_FREE} and {HIGHEST_FREE}")
     return tuple(found)
-
-
-def local_address() -> str:
-    """An address of this machine that is not loopback; `localhost` when there is none. Sends nothing.
-
-    The one that leads to other networks comes first. A machine without such a way has those of its interfaces.
-    """
-    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))
-            found = str(probe.getsockname()[0])
-            if not ipaddress.ip_address(found).is_loopback:
-                return found
-    return next(_interface_addresses(), "localhost")
-
-
-def _interface_addresses() -> Iterator[str]:
-    running = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
-        for each in addresses:
-            # An address with `%` is one of the link alone.
-            is_ip = each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
-            if is_ip and name in running and not ipaddress.ip_address(each.address).is_loopback:
-                yield each.address
 
 
 def deploy(settings: ServingSettings, environment: Environment, *, take_ports: FreePorts = free_ports) -> Deployment:
