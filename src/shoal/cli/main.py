@@ -1,8 +1,8 @@
 """`shoal`: builds the command tree, runs one command line, and turns errors into one line and an exit code.
 
 Importing this module loads no heavy package: commands import what they need when they run, so that help, completion
-and mistakes are answered at once. `run`, `migrate` and `topic` are loaded alone. Called by the console script and by
-`python -m shoal`.
+and mistakes are answered at once. `run`, `migrate`, `savepoint` and `topic` are loaded alone. Called by the console
+script and by `python -m shoal`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ _MODULES: dict[str, tuple[str, str]] = {
     "grant": ("commands.grants", SERVERS),
     "secret": ("commands.secrets", FLEET),
     "topic": ("programs.topic", STREAMS),
+    "savepoint": ("programs.savepoint", STREAMS),
     "migrate": ("programs.migrate", ""),
     "warmup": ("programs.warmup", ""),
     "schema": ("commands.schema", ""),
 }
 #: Commands that load alone, so that they start quickly.
-_ALONE = ("run", "migrate", "topic")
+_ALONE = ("run", "migrate", "savepoint", "topic")
 
 
 def _print_version(wanted: bool) -> None:

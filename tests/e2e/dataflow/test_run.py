@@ -196,6 +196,39 @@ def test_a_signal_stops_it_in_good_order(
     assert ids(tmp_path, "copies") == list(range(20))  # it went on from the last checkpoint
 
 
+def test_a_run_leaves_a_savepoint_and_another_goes_on_from_it(
+    tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "my_app.py").write_text(ENDLESS)
+
+    def run_until(rows: int, *options: str) -> None:
+        process = begin("-m", "shoal", "run", "my_app:app", *options)
+        until(lambda: len(ids(tmp_path, "copies")) >= rows)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+    send(tmp_path, range(10))
+    run_until(10, "--savepoint", "first")
+    send(tmp_path, range(10, 20))
+    run_until(20)
+    run_until(30, "--from-checkpoint", "first")
+    assert sorted(ids(tmp_path, "copies")) == sorted([*range(10), *range(10, 20), *range(10, 20)])
+    listed = call(tmp_path, "-m", "shoal", "savepoint", "list", "my_app:app", "--json")
+    assert [(each["job"], each["name"]) for each in json.loads(listed.stdout)["savepoints"]] == [
+        ("shop.copies", "first")
+    ]
+    folder = ".shoal/shop/checkpoints/shop.copies"
+    assert (
+        "savepoint second is checkpoint" in call(tmp_path, "-m", "shoal", "savepoint", "take", folder, "second").stderr
+    )
+    refused = call(tmp_path, "-m", "shoal", "run", "my_app:app", "--from-checkpoint", "thrid")
+    assert refused.returncode == 2
+    assert "the savepoints are first, second" in refused.stderr
+    restored = call(tmp_path, "-m", "shoal", "savepoint", "restore", folder, "first", "--accept-duplicates")
+    assert "shop.copies: the next start goes on from checkpoint" in restored.stderr
+    assert call(tmp_path, "-m", "shoal", "savepoint", "delete", "my_app:app", "first").returncode == 0
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]) -> None:
     (tmp_path / "my_app.py").write_text(
         ENDLESS.replace('.to_kafka("copies")', ".to_callback(stuck)")

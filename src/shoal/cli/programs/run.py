@@ -63,8 +63,18 @@ def run(
         typer.Option("--checkpoint-interval", parser=duration, metavar="DURATION", help="Such as 200ms, 1s or 1m"),
     ] = None,
     from_checkpoint: Annotated[
-        int | None,
-        typer.Option("--from-checkpoint", min=0, metavar="N", help="Go on from this one; 0 is the beginning [newest]"),
+        str | None,
+        typer.Option(
+            "--from-checkpoint",
+            metavar="N|NAME",
+            help="Go on from this one, or from this savepoint; 0 is the beginning [newest]",
+        ),
+    ] = None,
+    savepoint: Annotated[
+        str | None,
+        typer.Option(
+            "--savepoint", metavar="NAME", help="Keep the last checkpoint of this run as a savepoint of this name"
+        ),
     ] = None,
     accept_duplicates: Annotated[
         bool,
@@ -105,6 +115,7 @@ def run(
     """
     from shoal.cli.programs.live import live_lines, serving_metrics
     from shoal.cli.programs.loading import failure_of, is_of_user, load_program
+    from shoal.cli.programs.savepoint import checkpoint_of, savepoints_of
     from shoal.core.telemetry import setup_logging
     from shoal.dataflow.api.context import Launch
     from shoal.dataflow.connectors.topics.brokers import find_kafka_interface
@@ -118,7 +129,7 @@ def run(
         data_dir=data_dir,
         exactly_once=exactly_once,
         checkpoint_interval=checkpoint_interval,
-        from_checkpoint=from_checkpoint,
+        from_checkpoint=checkpoint_of(from_checkpoint),
         accept_duplicates=accept_duplicates,
     )
     try:
@@ -133,8 +144,15 @@ def run(
                     output.data(f"kafka: {kafka}")
         else:
             flows = found.app.choose(names)
+            kept = [] if savepoint is None else savepoints_of(found.app, flows)
+            for each in kept:
+                each.check(savepoint or "")
             with serving_metrics(flows, metrics_host, metrics_port), live_lines(as_json=as_json) as show:
                 found.app.run(width, processes=processes, only=names, told=_words(found.app.id, show))
+            for each in savepoints_of(found.app, flows) if kept else ():
+                if each.has_job:  # what has an end may run without checkpoints
+                    taken = each.take(savepoint or "")
+                    output.words(f"{each.job}: savepoint {taken.name} is checkpoint {taken.checkpoint}")
     except InvalidError as error:
         raise _located(error) from error
     except Exception as error:

@@ -68,8 +68,8 @@ class Launch:
     data_dir: str | None = None
     exactly_once: bool | None = None
     checkpoint_interval: timedelta | None = None
-    #: The checkpoint to go on from; 0 is the beginning, None the newest.
-    from_checkpoint: int | None = None
+    #: The checkpoint to go on from, or the name of a savepoint; 0 is the beginning, None the newest.
+    from_checkpoint: int | str | None = None
     #: Start although output that sinks have committed comes again.
     accept_duplicates: bool = False
     #: It is to be a job, which runs in another directory: paths are made absolute.

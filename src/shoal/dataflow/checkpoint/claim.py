@@ -8,7 +8,8 @@ so the next one never waits for a dead one. An object store has no such lock: th
 token into the job's record owns the job, and every commit of another one is refused (`Claim.check`).
 
 The record is `commits.json`: the incarnation of the job, the epoch, the checkpoint through which all sinks have
-committed, and where the job was last rolled back to. Called by `shoal.dataflow.checkpoint.start` and the coordinator.
+committed, and where the job was last rolled back to. Called by `shoal.dataflow.checkpoint.start`, `savepoints` and the
+coordinator.
 """
 
 from __future__ import annotations
@@ -150,6 +151,11 @@ def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool) -> Cl
             lock.release()
         raise
     return claim
+
+
+def read_record(directory: str, job: str) -> JobRecord | None:
+    """The record of a job, without a claim; None when no coordinator has written one."""
+    return _read(files.join(directory, job, _RECORD), job)
 
 
 def draw_incarnation(entropy: Entropy) -> int:

@@ -19,6 +19,7 @@ from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.claim import Claim, claim_job, draw_incarnation
 from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout
 from shoal.dataflow.checkpoint.restore import Choice, Refusal, SinkFacts, StartFacts, StartRequest, check_match, choose
+from shoal.dataflow.checkpoint.savepoints import number_of_savepoint
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkCommitter, SinkConnector, SupportsCommit
 from shoal.dataflow.connectors.markers import Marker
@@ -122,11 +123,11 @@ class _Start:
         """
         markers = {uid: committer.fence() for uid, committer in self.committers.items()}
         reach("dataflow.start.fenced")
-        asked = self.settings.from_checkpoint
+        asked = number_of_savepoint(self.storage, self.settings.from_checkpoint)
         self.storage.follow(self.claim.record.branch)
         search = self.storage.search(asked)
         found = search.checkpoint
-        choice = self._choose(markers, found, search.damaged)
+        choice = self._choose(markers, found, search.damaged, asked)
         checkpoint = found if choice.checkpoint else None
         if checkpoint is not None:
             check_match(
@@ -161,7 +162,11 @@ class _Start:
         return max(record.through or 0, record.highest, *found, 0)
 
     def _choose(
-        self, markers: Mapping[str, Mapping[int, Marker | None]], found: Checkpoint | None, damaged: Mapping[int, str]
+        self,
+        markers: Mapping[str, Mapping[int, Marker | None]],
+        found: Checkpoint | None,
+        damaged: Mapping[int, str],
+        asked: int | None,
     ) -> Choice:
         settings = self.settings
         prepared = {uid: _prepared(found, uid) for uid in markers}
@@ -187,7 +192,7 @@ class _Start:
         )
         # Where rows may come twice anyway, nobody has to accept it.
         accepted = settings.accept_duplicates or not settings.exactly_once
-        choice = choose(facts, StartRequest(settings.from_checkpoint, accepted))
+        choice = choose(facts, StartRequest(asked, accepted))
         if isinstance(choice, Refusal):
             raise choice.error()
         for number, reason in sorted(damaged.items(), reverse=True):

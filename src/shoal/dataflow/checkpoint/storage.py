@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 _JOB_FORMAT = 1
 _MANIFEST = "manifest.json"
-#: Beside the manifest of a checkpoint that is kept until a person removes it.
+#: Beside the manifest of a checkpoint that is kept until a person removes it. Holds its name, or nothing.
 _SAVEPOINT = "savepoint"
 _JOB = "job.json"
 
@@ -115,12 +115,35 @@ class CheckpointStorage:
                 self._remove(self._directory(number))
         self._prune_files(newest, kept)
 
-    def keep(self, checkpoint: int) -> str:
+    def keep(self, checkpoint: int, name: str = "") -> str:
         """Make a complete checkpoint a savepoint: it stays until a person removes it. Returns where it is."""
         directory = self._directory(checkpoint)
         self._read_manifest(directory, checkpoint)
-        files.write_atomic(files.join(directory, _SAVEPOINT), b"")
+        files.write_atomic(files.join(directory, _SAVEPOINT), name.encode())
         return directory
+
+    def release(self, checkpoint: int) -> None:
+        """A savepoint is an ordinary checkpoint again, which is removed when it is old."""
+        files.remove(files.join(self._directory(checkpoint), _SAVEPOINT))
+
+    def savepoints(self) -> dict[int, str]:
+        """The names of the savepoints, by number. Some have none."""
+        found = [number for number in self._numbers() if self._is_savepoint(number)]
+        return {
+            number: files.read_bytes(files.join(self._directory(number), _SAVEPOINT)).decode(errors="replace")
+            for number in found
+        }
+
+    def newest(self) -> int:
+        """The newest complete checkpoint of the branch that the job follows; 0 when there is none."""
+        for number in reversed(self._numbers()):
+            if self._branch.has(number) and files.exists(files.join(self._directory(number), _MANIFEST)):
+                return number
+        return 0
+
+    def highest(self) -> int:
+        """The highest number that was ever used, as far as its files are there."""
+        return max([*self._numbers(), *map(number_of, self._store.list_names())], default=0)
 
     def _is_savepoint(self, checkpoint: int) -> bool:
         return files.exists(files.join(self._directory(checkpoint), _SAVEPOINT))
@@ -201,8 +224,7 @@ class CheckpointStorage:
         if known is None or widths != before:
             content = {"format": _JOB_FORMAT, "job": self._job, "key_groups": layout.key_groups, "widths": widths}
             files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
-        used = [*self._numbers(), *map(number_of, self._store.list_names())]
-        return History(max(used, default=0), before)
+        return History(self.highest(), before)
 
     def _read_job(self) -> dict[str, Any] | None:
         try:

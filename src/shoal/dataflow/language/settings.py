@@ -46,8 +46,9 @@ class CheckpointSettings:
     #: So many in a row may fail before the run does: those that tasks do not answer in time, and the last one of a run.
     #: One that cannot be written, as on a full disk, does not end a job: it goes on, and tries again.
     tolerated_failures: int = 3
-    #: Go on from this one; 0 is the beginning. None: from the newest when there is one.
-    from_checkpoint: int | None = None
+    #: Go on from this one, or from the savepoint of this name; 0 is the beginning. None: from the newest when there is
+    #: one.
+    from_checkpoint: int | str | None = None
     #: Start although output that sinks have committed comes again.
     accept_duplicates: bool = False
     #: An operator of the plan that the checkpoint has no state for begins empty, instead of an error.
@@ -70,7 +71,7 @@ class CheckpointSettings:
                 *_whole("keep", self.keep, 1),
                 *_whole("tolerated_failures", self.tolerated_failures, 0),
                 *_text("directory", self.directory, "must be a path"),
-                *([] if self.from_checkpoint is None else _whole("from_checkpoint", self.from_checkpoint, 0)),
+                *([] if self.from_checkpoint is None else _origin("from_checkpoint", self.from_checkpoint)),
                 *_truth("accept_duplicates", self.accept_duplicates),
                 *_whole("write_ahead_bytes", self.write_ahead_bytes, 1),
                 *_truth("allow_missing_state", self.allow_missing_state),
@@ -141,6 +142,11 @@ def _whole(field: str, value: Any, least: int, most: int = _MOST) -> list[Proble
     if value > most:
         return [problem(field, value, f"must be at most {most}")]
     return [] if value >= least else [problem(field, value, f"must be at least {least}")]
+
+
+def _origin(field: str, value: Any) -> list[Problem]:
+    """A checkpoint, or the name of one."""
+    return _text(field, value, "must be a number or a name") if isinstance(value, str) else _whole(field, value, 0)
 
 
 def _seconds(field: str, value: Any, least: float) -> list[Problem]:

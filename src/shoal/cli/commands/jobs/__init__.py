@@ -5,10 +5,9 @@ What only one engine has is in a room of its own, such as `services`; it waits f
 
 import typer
 
-from shoal.cli.commands.jobs import changing, reading, submitting, upgrading
+from shoal.cli.commands.jobs import changing, reading, submitting
 
 app = typer.Typer(name="job", help="Jobs: services and everything else that has workloads.", no_args_is_help=True)
 submitting.register(app)
 reading.register(app)
 changing.register(app)
-upgrading.register(app)

@@ -21,6 +21,7 @@ from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Command, Report, SourceTime, StopReading, TaskId
 from shoal.dataflow.checkpoint.protocol import Members, Rules
 from shoal.dataflow.checkpoint.records import Checkpoint
+from shoal.dataflow.checkpoint.savepoints import check_name
 from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
 from shoal.dataflow.connectors.abilities import SupportsCollect
 from shoal.dataflow.connectors.base import Split
@@ -284,11 +285,14 @@ class RunningFlow:
             recoveries=self.recoveries,
         )
 
-    def save(self, timeout: float = 600.0) -> str:
-        """Wait for the next checkpoint and keep it: a savepoint. Returns where it is.
+    def save(self, timeout: float = 600.0, *, name: str = "") -> str:
+        """Wait for the next checkpoint and keep it: a savepoint, with a name or without. Returns where it is.
 
-        Raises `PreconditionError` without checkpoints, and `DeadlineError` when none is complete in time.
+        Raises `InvalidError` for a name that is none or is taken, `PreconditionError` without checkpoints, and
+        `DeadlineError` when none is complete in time.
         """
+        if name and self._job is not None:
+            check_name(self._job.storage, name)
         before = self.metrics().checkpoints.last_number
         ends_at = self._clock.monotonic() + timeout
         while self._clock.monotonic() < ends_at:
@@ -296,7 +300,7 @@ class RunningFlow:
             if self._settings.checkpoint is None or self._done.is_set():
                 raise PreconditionError(f"job {self.name!r} makes no checkpoints now")
             if job is not None and newest > before:
-                return job.storage.keep(newest)
+                return job.storage.keep(newest, name)
             self._done.wait(_SAVE_LOOK)
         raise DeadlineError(f"job {self.name!r} had no complete checkpoint within {timeout:g} s")
 

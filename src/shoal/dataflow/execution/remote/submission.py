@@ -32,8 +32,6 @@ class Package:
     spec: DataflowSpec
     plan: bytes
     bundle: bytes
-    #: Whether the plan has functions of users, which need users' modules where they run.
-    has_functions: bool = False
 
 
 def pack_job(
@@ -65,7 +63,7 @@ def pack_job(
         steps=_steps(physical),
         **more,
     )
-    return Package(spec, plan, bundle, bool(document.blobs))
+    return Package(spec, plan, bundle)
 
 
 def _changed(settings: Any, without: tuple[str, ...]) -> dict[str, Any]:
