@@ -60,8 +60,6 @@ class Column:
     size: int | None = None
     #: The slot of flat ids in an Instance. A name such as `fc_slot_3` says it, too.
     slot: int | None = None
-    #: Whether the ids of a table (CSV, Parquet) are of version 1. Messages say it themselves.
-    fid_v1: bool = False
 
     @property
     def arrow(self) -> Any:
@@ -79,9 +77,9 @@ class Column:
         return self.slot
 
 
-def ids(name: str, *, size: int | None = None, slot: int | None = None, fid_v1: bool = False) -> Column:
-    """A column of feature ids."""
-    return Column(name, ColumnKind.IDS, size, slot, fid_v1)
+def ids(name: str, *, size: int | None = None, slot: int | None = None) -> Column:
+    """A column of feature ids. Messages say of which version they are; readers of tables are told by `fid_v1`."""
+    return Column(name, ColumnKind.IDS, size, slot)
 
 
 def ints(name: str, *, size: int | None = None) -> Column:

@@ -49,7 +49,12 @@ class CsvFormat:
 
 
 def read_csv(
-    paths: str | Iterable[str], schema: Any, form: CsvFormat | None = None, bad: BadRecords | None = None
+    paths: str | Iterable[str],
+    schema: Any,
+    form: CsvFormat | None = None,
+    bad: BadRecords | None = None,
+    *,
+    fid_v1: Iterable[str] = (),
 ) -> Iterator[Any]:
     """The rows of CSV files as Arrow record batches of a schema.
 
@@ -59,14 +64,22 @@ def read_csv(
             with separators.
         form: how rows lie in the files.
         bad: what follows a line that cannot be read; by default the read ends with a `CorruptError`.
+        fid_v1: columns whose ids are of version 1, written with or without a sign; they become such of version 2.
     """
     form = form or CsvFormat()
     policy = bad or BadRecords()
-    for path in [paths] if isinstance(paths, str) else paths:
+    converted = _check_fid_v1(fid_v1, schema)
+    return _csv_files([paths] if isinstance(paths, str) else paths, schema, form, policy, converted)
+
+
+def _csv_files(
+    paths: Iterable[str], schema: Any, form: CsvFormat, policy: BadRecords, fid_v1: frozenset[str]
+) -> Iterator[Any]:
+    for path in paths:
         compression = compression_of(path) if form.compression is None else form.compression
         try:
             with open_source(path, compression) as source:
-                yield from _csv_batches(_Lines(source), schema, form, policy)
+                yield from _csv_batches(_Lines(source), schema, form, policy, fid_v1)
         except CorruptError as error:
             policy.meet(error)  # inflation failed: the rest of the file is lost
 
@@ -115,7 +128,7 @@ class _Lines:
         return b"".join(parts)
 
 
-def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -> Iterator[Any]:
+def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords, fid_v1: frozenset[str]) -> Iterator[Any]:
     names = list(form.names)
     if not names:
         header = lines.line()
@@ -124,7 +137,7 @@ def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -
     if missing and names:
         rule = f"must be a column of {lines.path}, which has {', '.join(names)}"
         raise InvalidError([problem("column", name, rule) for name in missing])
-    read = _reader(names, schema, form)
+    read = _reader(names, schema, form, fid_v1)
     while True:
         offset = lines.offset
         block = lines.block()
@@ -133,9 +146,11 @@ def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -
         yield from _good_parts(block, read, lines.path, offset, bad)
 
 
-def _reader(names: list[str], schema: Any, form: CsvFormat) -> Callable[[bytes], Any]:
+def _reader(
+    names: list[str], schema: Any, form: CsvFormat, fid_v1: frozenset[str] = frozenset()
+) -> Callable[[bytes], Any]:
     """Reads some lines: by kernels if those can, else by Arrow. The rows are the same."""
-    by_arrow = functools.partial(_read_block, names=names, schema=schema, form=form)
+    by_arrow = functools.partial(_read_block, names=names, schema=schema, form=form, fid_v1=fid_v1)
     if not has_numba():
         return by_arrow
     from shoal.records.parsing.compiled_csv import CompiledCsv
@@ -147,7 +162,7 @@ def _reader(names: list[str], schema: Any, form: CsvFormat) -> Callable[[bytes],
 
     def read(block: bytes) -> Any:
         found = compiled.read(block)
-        return by_arrow(block) if found is None else found
+        return by_arrow(block) if found is None else _converted(found, fid_v1)
 
     return read
 
@@ -181,9 +196,11 @@ def _good_parts(block: bytes, read: Callable[[bytes], Any], path: str, offset: i
         yield batch
 
 
-def _read_block(block: bytes, *, names: list[str], schema: Any, form: CsvFormat) -> Any:
-    # A list is read as text, and taken apart afterwards.
-    kinds = {each.name: pa.string() if _is_list(each.type) else each.type for each in schema}
+def _read_block(
+    block: bytes, *, names: list[str], schema: Any, form: CsvFormat, fid_v1: frozenset[str] = frozenset()
+) -> Any:
+    # A list is read as text and taken apart afterwards, and an id whose sign is not known is text as well.
+    kinds = {each.name: pa.string() if _is_list(each.type) or each.name in fid_v1 else each.type for each in schema}
     table = pyarrow.csv.read_csv(
         pa.BufferReader(block),
         parse_options=pyarrow.csv.ParseOptions(delimiter=form.delimiter),
@@ -197,27 +214,78 @@ def _read_block(block: bytes, *, names: list[str], schema: Any, form: CsvFormat)
         column = table.column(each.name).combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        columns.append(_split(column, each.type, form.separator) if _is_list(each.type) else column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        cast = _ids_of_texts if each.name in fid_v1 else pc.cast
+        if _is_list(each.type):
+            column = _split(column, each.type, form.separator, cast)
+        elif each.name in fid_v1:
+            column = _ids_of_texts(column)
+        columns.append(column)
+    return _converted(pa.RecordBatch.from_arrays(columns, schema=schema), fid_v1)
 
 
 def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _split(column: Any, kind: Any, separator: str) -> Any:
+def _ids_of_texts(texts: Any, _kind: Any = None) -> Any:
+    """64-bit numbers that may be written with or without a sign."""
+    signed = pc.starts_with(texts, "-")
+    negative = pc.cast(pc.if_else(signed, texts, "0"), pa.int64()).to_numpy()
+    positive = pc.cast(pc.if_else(signed, "0", texts), pa.uint64()).to_numpy()
+    return pa.array(np.where(negative < 0, negative, positive.view(np.int64)))
+
+
+def _split(column: Any, kind: Any, separator: str, cast: Callable[[Any, Any], Any] = pc.cast) -> Any:
     parts = pc.split_pattern(column, separator)
     # An empty cell has no values, where a split has one that is empty.
     empty = pc.equal(column, "")
     if pc.any(empty).as_py():
         parts = pc.if_else(empty, pa.scalar([], parts.type), parts)
     flat = parts.flatten()
-    values = pc.cast(flat, kind.value_type)
+    values = cast(flat, kind.value_type)
     if pa.types.is_fixed_size_list(kind):
         if (np.diff(parts.offsets.to_numpy()) != kind.list_size).any():
             raise ValueError(f"a cell must have {kind.list_size} values")
         return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
     return pa.ListArray.from_arrays(parts.offsets, values)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Ids of version 1
+
+
+def _check_fid_v1(names: Iterable[str], schema: Any) -> frozenset[str]:
+    """The names, if each is a column of 64-bit ids."""
+    found = frozenset(names)
+    kinds = {each.name: each.type.value_type if _is_list(each.type) else each.type for each in schema}
+    rule = "must be a column of int64, or of lists of it"
+    problems = [problem("fid_v1", name, rule) for name in sorted(found) if kinds.get(name) != pa.int64()]
+    if problems:
+        raise InvalidError(problems)
+    return found
+
+
+def _converted(batch: Any, fid_v1: frozenset[str]) -> Any:
+    """The same rows, with ids of version 2 in these columns."""
+    for name in fid_v1:
+        place = batch.schema.get_field_index(name)
+        batch = batch.set_column(place, batch.schema.field(place), _in_v2(batch.column(place)))
+    return batch
+
+
+def _in_v2(column: Any) -> Any:
+    """Ids of version 1, or lists of them, without nulls."""
+    if pa.types.is_large_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    kind = column.type
+    if _is_list(kind):
+        values = _in_v2(column.flatten())
+        if pa.types.is_fixed_size_list(kind):
+            return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
+        return pa.ListArray.from_arrays(pc.subtract(column.offsets, column.offsets[0]), values)
+    if not pa.types.is_integer(kind):
+        raise ValueError(f"ids must be whole numbers, and are {kind}")
+    return pa.array(fids.v1_to_v2(column.to_numpy(zero_copy_only=False)))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -241,13 +309,19 @@ def read_parquet(
         batch_rows: at most so many rows come together.
         bad: what follows a file that cannot be read; the rest of it is left out if the policy lets the read go on.
     """
-    converted = frozenset(fid_v1)
     policy = bad or BadRecords()
-    for path in [paths] if isinstance(paths, str) else paths:
+    converted = _check_fid_v1(fid_v1, schema)
+    return _parquet_files([paths] if isinstance(paths, str) else paths, schema, converted, batch_rows, policy)
+
+
+def _parquet_files(
+    paths: Iterable[str], schema: Any, fid_v1: frozenset[str], batch_rows: int, policy: BadRecords
+) -> Iterator[Any]:
+    for path in paths:
         with files.open_file(path) as file:
             try:
                 for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_rows, columns=schema.names):
-                    yield _cast(batch, schema, converted, path)
+                    yield _cast(batch, schema, fid_v1, path)
             except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                 policy.meet(CorruptError(path, 0, f"must be Parquet of the schema: {reason}"))
@@ -260,15 +334,13 @@ def _cast(batch: Any, schema: Any, fid_v1: frozenset[str], path: str) -> Any:
     columns = []
     for each in schema:
         column = batch.column(each.name)
-        if each.name in fid_v1:
-            column = _in_v2(column)
-        if column.null_count:
+        if _has_nulls(column):
             raise ValueError(f"column {each.name} must have no nulls")
-        columns.append(column.cast(each.type))
+        columns.append((_in_v2(column) if each.name in fid_v1 else column).cast(each.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _in_v2(column: Any) -> Any:
-    if _is_list(column.type):
-        return pa.ListArray.from_arrays(column.offsets, _in_v2(column.values))
-    return pa.array(fids.v1_to_v2(column.to_numpy(zero_copy_only=False)))
+def _has_nulls(column: Any) -> bool:
+    """Whether a value, or one in a list, is not there."""
+    nested = _is_list(column.type) or pa.types.is_large_list(column.type)
+    return bool(column.null_count) or (nested and _has_nulls(column.flatten()))

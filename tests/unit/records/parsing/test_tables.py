@@ -200,6 +200,74 @@ def test_parquet(tmp_path):
         list(read_parquet(path, pa.schema([("x", pa.int64())])))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ids_of_version_1_in_csv(tmp_path, monkeypatch, compiled):
+    """With and without a sign: slots from 512 on are negative as int64."""
+    monkeypatch.setattr(tables, "has_numba", lambda: compiled)
+    path = str(tmp_path / "f")
+    small, large = 3 << 54 | 9, 1000 << 54 | 9
+    schema = RowSchema((ids("a"), ids("b", size=1), ids("c", size=2)), label=False, weight=False).arrow
+    for one in (small, large, large - 2**64):
+        files.write_atomic(path, f"a,b,c\n{one}|5,{one},1|{one}\n,7,{one}|{small}\n".encode())
+        v2, v2_small = int(fids.v1_to_v2(one)), int(fids.v1_to_v2(small))
+        assert rows(read_csv(path, schema, fid_v1=["a", "b", "c"])) == [
+            {"a": [v2, 5], "b": v2, "c": [1, v2]}, {"a": [], "b": 7, "c": [v2, v2_small]}
+        ]  # fmt: skip
+    files.write_atomic(path, f"a,b,c\n-5|{large},{small},1|2\n18446744073709551616,1,1|2\n".encode())
+    bad = BadRecords(OnBad.SKIP)
+    found = rows(read_csv(path, schema, bad=bad, fid_v1=["a"]))
+    expected = [int(each) for each in fids.v1_to_v2([-5, large])]
+    assert (found, bad.count) == ([{"a": expected, "b": small, "c": [1, 2]}], 1)
+
+
+def test_only_columns_of_ids_can_be_of_version_1(tmp_path):
+    schema = RowSchema((ids("a"), floats("f"), texts("t", size=1)), label=False, weight=False).arrow
+    for read in (read_csv, read_parquet):
+        with pytest.raises(InvalidError, match="fid_v1: must be a column of int64") as caught:
+            list(read(str(tmp_path / "f"), schema, fid_v1=["a", "f", "t", "nobody"]))
+        assert [each.value for each in caught.value.problems] == ["'f'", "'nobody'", "'t'"]
+
+
+V1 = 1000 << 54 | 9
+
+
+@pytest.mark.parametrize("fid_v1", [(), ("a",)])
+@pytest.mark.parametrize("column", [
+    pa.array([1, None]), pa.array([[1], None], pa.list_(pa.int64())), pa.array([[1, None], [2]], pa.list_(pa.int64())),
+    pa.array([[1, None], [2, 3]], pa.list_(pa.int64(), 2)), pa.array([[1], [None]], pa.large_list(pa.int64())),
+], ids=str)  # fmt: skip
+def test_nulls_in_parquet_follow_the_policy(tmp_path, column, fid_v1):
+    path = str(tmp_path / "f")
+    pyarrow.parquet.write_table(pa.table({"a": column}), path)
+    one = not hasattr(column.type, "value_type")
+    schema = pa.schema([("a", pa.int64() if one else pa.list_(pa.int64()))])
+    with pytest.raises(CorruptError, match="must have no nulls"):
+        list(read_parquet(path, schema, fid_v1=fid_v1))
+    skipping = BadRecords(OnBad.SKIP)
+    assert list(read_parquet(path, schema, fid_v1=fid_v1, bad=skipping)) == []
+    assert skipping.count == 1
+
+
+@pytest.mark.parametrize("kind", [
+    pa.list_(pa.int64()), pa.list_(pa.uint64()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)
+], ids=str)  # fmt: skip
+def test_lists_of_ids_of_version_1_in_parquet(tmp_path, kind):
+    path = str(tmp_path / "f")
+    one = V1 if pa.types.is_unsigned_integer(kind.value_type) else V1 - 2**64
+    pyarrow.parquet.write_table(pa.table({"a": pa.array([[one, 5], [6, 7], [one, one]], kind)}), path)
+    schema = RowSchema((ids("a"),), label=False, weight=False).arrow
+    v2 = int(fids.v1_to_v2(V1))
+    found = [batch.column("a").to_pylist() for batch in read_parquet(path, schema, fid_v1=["a"], batch_rows=2)]
+    assert found == [[[v2, 5], [6, 7]], [[v2, v2]]]
+
+
+def test_ids_of_version_1_must_be_whole_numbers_in_parquet(tmp_path):
+    path = str(tmp_path / "f")
+    pyarrow.parquet.write_table(pa.table({"a": ["1", "2"]}), path)
+    with pytest.raises(CorruptError, match="ids must be whole numbers, and are string"):
+        list(read_parquet(path, pa.schema([("a", pa.int64())]), fid_v1=["a"]))
+
+
 def test_damaged_parquet_is_an_error_of_the_file(tmp_path):
     path, good = str(tmp_path / "bad"), str(tmp_path / "good")
     pyarrow.parquet.write_table(pa.table({"a": pa.array([1, None])}), good)
