@@ -11,6 +11,7 @@ each feature, pool it, cut the slices out and put them together. The names and n
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -115,16 +116,25 @@ class FusedLayout:
     # -----------------------------------------------------------------------------------------------------
     # A batch
 
-    def plan(self, batch: Mapping[str, Ragged]) -> LookupPlan:
-        """What to ask the servers for. Raises `InvalidError` when a feature is missing, or lines do not fit."""
+    def plan(self, batch: Mapping[str, Ragged], *, examples: int | None = None) -> LookupPlan:
+        """What to ask the servers for. Raises `InvalidError` when a feature is missing, or lines do not fit.
+
+        Args:
+            batch: the ids of each feature.
+            examples: how many the batch has. It is needed only where every feature is shared.
+        """
         missing = [problem(name, None, "is missing from the batch") for name in self.features if name not in batch]
         if missing:
             raise InvalidError(missing)
         checked = {name: self._check_ragged(name, batch[name]) for name in sorted(self.features)}
         counts = {name: each.splits.size - 1 for name, each in checked.items() if not each.shared}
-        if len(set(counts.values())) > 1:
-            raise InvalidError([problem("batch", counts, "must have as many examples in every feature")])
-        examples = next(iter(counts.values()), 1)
+        if examples is None:
+            if not counts:
+                raise InvalidError([problem("examples", None, "must be given, because every feature is shared")])
+            examples = next(iter(counts.values()))
+        if examples < 0 or any(count != examples for count in counts.values()):
+            rule = f"must have as many examples in every feature, which are {examples}"
+            raise InvalidError([problem("batch", counts, rule)])
         ids: dict[str, tuple[Words, ...]] = {}
         lines: dict[str, Words] = {}
         for table in sorted({each.table for each in self.features.values()}):
@@ -322,4 +332,5 @@ class FusedLayout:
         if [each.shape for each in arrays] != wanted:
             shown = [each.shape for each in arrays]
             raise InvalidError([problem(f"gradients.{name}", shown, f"must have the shapes {wanted}")])
-        return [for_kernel(each.reshape(examples, -1)) for each in arrays]
+        # Written out: numpy cannot tell the width of no lines.
+        return [for_kernel(each.reshape(examples, math.prod(each.shape[1:]))) for each in arrays]

@@ -82,7 +82,7 @@ def make_layout(settings: TableSettings) -> Layout:
     geometry[places.G_WIDTH], geometry[places.G_STATE] = width, state
     geometry[places.G_PLAIN] = training
     geometry[places.G_SEED] = settings.seed
-    geometry[places.G_LIMIT] = max(1, settings.max_ids // settings.shards)
+    geometry[places.G_LIMIT] = settings.max_ids // settings.shards
     return Layout(
         plan,
         parameters,

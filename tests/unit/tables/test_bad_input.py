@@ -102,6 +102,8 @@ def test_settings() -> None:
         EmbeddingTable(TableSettings(()))
     with pytest.raises(InvalidError, match="threads: must be between 1 and the number of shards"):
         EmbeddingTable(SETTINGS, threads=17)
+    with pytest.raises(InvalidError, match="max_ids: must be at least the number of shards, which is 16"):
+        EmbeddingTable(TableSettings((SliceSettings(1),), max_ids=15))
     with pytest.raises(InvalidError, match="optimizer: must be one of"):
         EmbeddingTable(TableSettings((SliceSettings(1, optimizer="adam"),)))  # type: ignore[arg-type]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,6 +199,133 @@ def test_several_tables_share_compressed_files(tmp_path: Path) -> None:
     }
     with pytest.raises(InvalidError, match="is a table that was not given"):
         monolith.load_tables(base, {"a": copies["a"]})
+
+
+def test_a_table_that_loads_its_own_dump_goes_on(tmp_path: Path) -> None:
+    """Monolith's files do not say of which kind their times are: the table does, or its next update."""
+    base, one = str(tmp_path / "t"), np.ones((1, 2), np.float32)
+    for times in (None, 1_700_000_000):
+        table = EmbeddingTable(TableSettings((SliceSettings(2),), expiry=ExpirySettings(100)))
+        table.apply([7], one, event_times=times)
+        monolith.write(table, base)
+        monolith.write_tables({"a": table}, f"{base}-all")
+        copies = [EmbeddingTable(table.settings) for _ in range(2)]
+        monolith.load(base, copies[0])
+        monolith.load_tables(f"{base}-all", {"a": copies[1]})
+        for copy in (table, *copies):
+            if copy is table:
+                monolith.load(base, copy)
+            assert copy.statistics().newest == table.statistics().newest
+            copy.apply([8], one, event_times=times)
+            assert (len(copy), copy.statistics().time_basis) == (2, table.statistics().time_basis)
+            assert copy.expire() == 0
+        told = EmbeddingTable(table.settings)
+        monolith.load(base, told, basis=TimeBasis.EVENT)
+        assert told.statistics().time_basis is TimeBasis.EVENT
+        with pytest.raises(InvalidError, match="must be given always or never"):
+            told.apply([8], one)
+
+
+KILLED = """
+import json, os, signal, sys
+import numpy as np
+from shoal.core import faults
+from shoal.core.errors import InvalidError, NotFoundError
+from shoal.tables.dumps import monolith
+from shoal.tables import EmbeddingTable, SliceSettings, TableSettings
+
+SETTINGS = TableSettings((SliceSettings(1),))
+
+
+def table(first, count=5):
+    made = EmbeddingTable(SETTINGS)
+    made.assign(np.arange(first, first + count), np.ones((count, 1), np.float32), event_times=1)
+    return made
+
+
+def write(base, shards, made):
+    if "all" in base:
+        monolith.write_tables({"a": made}, base, shards=shards)
+    else:
+        monolith.write(made, base, shards=shards)
+
+
+def read(base):
+    found = EmbeddingTable(SETTINGS)
+    try:
+        if "all" in base:
+            monolith.load_tables(base, {"a": found})
+        else:
+            monolith.load(base, found)
+    except (InvalidError, NotFoundError) as error:
+        return type(error).__name__
+    return sorted(int(key) for each in found.entries() for key in each.ids)
+
+
+def killed_at(number, base, shards, made):
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == signal.SIGKILL
+    left = iter(range(number))
+    for point in faults.POINTS:
+        faults.arm(point, lambda _: next(left, None) is None and os.kill(os.getpid(), signal.SIGKILL))
+    write(base, shards, made)
+    os._exit(0)
+
+
+old, new, last, found = table(0), table(100), table(200), {}
+monolith.CHUNK = 2
+for name in ("one", "all"):
+    for before, after in ((0, 2), (1, 1), (2, 1), (2, 2), (2, 3)):
+        base, number, seen = f"{sys.argv[1]}/{name}-{before}-{after}", 0, []
+        while True:
+            if before:
+                write(base, before, old)
+            elif number:
+                for each in os.listdir(sys.argv[1]):
+                    os.unlink(f"{sys.argv[1]}/{each}")
+            if not killed_at(number, base, after, new):
+                break
+            seen.append(read(base))
+            number += 1
+        write(base, after, last)
+        found[f"{name}-{before}-{after}"] = [seen, read(base)]
+print(json.dumps(found))
+"""
+NEW, LAST = list(range(100, 105)), list(range(200, 205))
+
+
+def test_a_killed_writer_leaves_no_mix_of_two_dumps(tmp_path: Path) -> None:
+    """Killed at every point, with fewer, as many and more files than before, each also with files of counts."""
+    ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, check=True)
+    found = json.loads(ran.stdout)
+    assert len(found) == 10
+    for name, (seen, last) in found.items():
+        assert last == LAST, name
+        assert [each for each in seen[:-1] if each not in ("InvalidError", "NotFoundError")] == [], name
+        assert seen[-1] == NEW, name
+    # A dump of one file is replaced in one step.
+    assert found["one-1-1"][0] == [NEW]
+
+
+def test_a_dump_that_cannot_be_written_leaves_the_previous_one(tmp_path: Path) -> None:
+    table, base = filled((SliceSettings(2),)), str(tmp_path / "t")
+    monolith.write(table, base, shards=2)
+    before = contents(table)
+    table.assign([1], np.ones((1, 2), np.float32), event_times=1_700_000_000)
+
+    def failing() -> Iterator[Entries]:
+        yield from EmbeddingTable.live_entries(table)
+        raise OSError("no more")
+
+    table.live_entries = failing  # type: ignore[method-assign]
+    for write in (lambda: monolith.write(table, base, shards=2), lambda: monolith.write_tables({"a": table}, base)):
+        with pytest.raises(OSError, match="no more"):
+            write()
+        copy = EmbeddingTable(table.settings)
+        monolith.load(base, copy)
+        assert contents(copy) == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["t-00000-of-00002", "t-00001-of-00002"]
 
 
 def test_an_entry_is_the_message_that_monolith_knows(tmp_path: Path) -> None:

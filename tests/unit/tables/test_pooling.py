@@ -135,7 +135,7 @@ def plain_outputs(batch: dict[str, Ragged], tables: dict[str, dict[int, np.ndarr
 @pytest.mark.parametrize("shared", [frozenset(), frozenset({"user", "seen"}), frozenset(FEATURES)], ids=len)
 def test_the_fused_layout_equals_the_plain_path(servers: int, shared: frozenset[str]) -> None:
     generator = np.random.default_rng(servers)
-    examples = 1 if len(shared) == len(FEATURES) else 6
+    examples = 6
     batch = batch_of(generator, examples, shared)
     layout = FusedLayout(FEATURES, OUTPUTS, servers=servers)
     widths = {"users": 7, "items": 4}
@@ -143,7 +143,7 @@ def test_the_fused_layout_equals_the_plain_path(servers: int, shared: frozenset[
         name: {each: generator.normal(size=width).astype(np.float32) for each in range(-20, 20)}
         for name, width in widths.items()
     }
-    plan = layout.plan(batch)
+    plan = layout.plan(batch, examples=examples)
     for table, parts in plan.ids.items():
         assert len(parts) == servers
         asked = {int(each) for name in batch if FEATURES[name].table == table for each in batch[name].ids}
@@ -213,13 +213,19 @@ def test_bad_layouts_and_batches() -> None:
         "servers",
     }
     layout = FusedLayout({"a": Feature("t", (2,)), "b": Feature("t", (2,))}, {"x": Output((Slice("a", 0, 2),))})
-    one = Ragged(np.array([1]), np.array([0, 1]))
+    one, shared = (Ragged(np.array([1]), np.array([0, 1]), shared=shared) for shared in (False, True))
     with pytest.raises(InvalidError, match="b: is missing from the batch"):
         layout.plan({"a": one})
     with pytest.raises(InvalidError, match="as many examples"):
         layout.plan({"a": one, "b": Ragged(np.array([1]), np.array([0, 1, 1]))})
     with pytest.raises(InvalidError, match="splits: must be of one example"):
         layout.plan({"a": one, "b": Ragged(np.array([1]), np.array([0, 1, 1]), shared=True)})
+    with pytest.raises(InvalidError, match="as many examples in every feature, which are 2"):
+        layout.plan({"a": one, "b": one}, examples=2)
+    with pytest.raises(InvalidError, match="examples: must be given, because every feature is shared"):
+        layout.plan({"a": shared, "b": shared})
+    with pytest.raises(InvalidError, match="which are -1"):
+        layout.plan({"a": shared, "b": shared}, examples=-1)
     plan = layout.plan({"a": one, "b": one})
     with pytest.raises(InvalidError, match=r"rows.t: must have the shapes \[\(1, 2\)\]"):
         layout.forward(plan, {"t": (np.zeros((2, 2)),)})
@@ -227,3 +233,13 @@ def test_bad_layouts_and_batches() -> None:
         layout.backward(plan, {"x": (np.zeros((1, 3)),)})
     with pytest.raises(InvalidError, match=r"gradients.q: is not an output"):
         layout.backward(plan, {"q": ()})
+
+
+@pytest.mark.parametrize("examples", [0, 1, 3])
+def test_a_batch_of_shared_features_has_as_many_examples_as_it_is_told(examples: int) -> None:
+    layout = FusedLayout({"a": Feature("t", (2,))}, {"x": Output((Slice("a", 0, 2),))})
+    plan = layout.plan({"a": Ragged(np.array([1]), np.array([0, 1]), shared=True)}, examples=examples)
+    (found,) = layout.forward(plan, {"t": (np.array([[1.0, 2.0]]),)})["x"]
+    assert found.tolist() == [[1.0, 2.0]] * examples
+    (gradient,) = layout.backward(plan, {"x": (np.ones((examples, 2)),)})["t"]
+    assert gradient.tolist() == [[examples, examples]]

@@ -7,8 +7,6 @@ another. Stock TensorFlow reads them: `TFRecordDataset(path, compression_type="S
 
 from __future__ import annotations
 
-import contextlib
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +16,11 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from shoal.core import files
-from shoal.core.errors import CorruptError, InvalidError, NotFoundError, problem
+from shoal.core.errors import CorruptError, InvalidError, problem
 from shoal.core.tfrecords import frame, read_records
 from shoal.tables.dumps.entries import Templates
 from shoal.tables.dumps.framing import RecordReader, frame_lines
+from shoal.tables.dumps.shards import DumpWriter, counts_path, find
 from shoal.tables.dumps.snappy import SnappyReader, SnappyWriter
 from shoal.tables.layout import Floats
 from shoal.tables.settings.optimizers import STEP, MovingAverage
@@ -33,71 +32,80 @@ from shoal.wire.pb.monolith.native_training.runtime.hash_table import dump_pb2 a
 CHUNK = 1 << 14
 #: An entry has at most 65,536 weights and three times as many numbers of state, five bytes each.
 MAX_ENTRY = 4 << 20
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 _ENTRIES_PER_FILE = 1_000_000
 _MOST_FILES = 4
 
 
 def write(table: EmbeddingTable, base: str, *, shards: int | None = None) -> list[str]:
     """Write one table as TFRecords. Returns the paths."""
-    count = _shard_count(shards, len(table))
-    paths = [_path(base, number, count) for number in range(count)]
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(files.open_file(path, "wb")) for path in paths]
+    with DumpWriter(base, _shard_count(shards, len(table))) as dump:
         for number, entries in enumerate(table.live_entries()):
             for record in _records(table, entries):
-                opened[number % count].write(record)
-    return paths
+                dump.files[number % len(dump.files)].write(record)
+        dump.commit()
+    return dump.paths
 
 
-def load(base: str, table: EmbeddingTable) -> int:
-    """Store the entries of one table's files. Returns how many. `base` may also be the path of one file."""
+def load(base: str, table: EmbeddingTable, *, basis: TimeBasis = TimeBasis.UNKNOWN) -> int:
+    """Store the entries of one table's files. Returns how many.
+
+    Args:
+        base: what the names of the files begin with, or the path of one file.
+        table: where the entries go.
+        basis: of which kind the times are, which Monolith's files do not say. Unless it is told, the table's times stay
+            of the kind that they are; that of a new table follows from its first update.
+    """
     loaded = 0
     for path in find(base):
         with files.open_file(path, "rb") as file:
-            loaded += _store(path, table, RecordReader(file, path, MAX_ENTRY))
+            loaded += _store(path, table, RecordReader(file, path, MAX_ENTRY), basis)
     return loaded
 
 
 def write_tables(tables: Mapping[str, EmbeddingTable], base: str, *, shards: int | None = None) -> list[str]:
     """Write several tables into compressed files, ordered by name. Returns the paths, without those of the counts."""
-    count = _shard_count(shards, sum(len(each) for each in tables.values()))
-    paths = [_path(base, number, count) for number in range(count)]
-    written = [[0] * len(tables) for _ in paths]
-    with contextlib.ExitStack() as stack:
-        opened = [SnappyWriter(stack.enter_context(files.open_file(path, "wb"))) for path in paths]
-        for index, name in enumerate(sorted(tables)):
+    names = sorted(tables)
+    with DumpWriter(base, _shard_count(shards, sum(len(each) for each in tables.values()))) as dump:
+        opened = [SnappyWriter(each) for each in dump.files]
+        written = [[0] * len(names) for _ in opened]
+        for index, name in enumerate(names):
             for number, entries in enumerate(tables[name].live_entries()):
                 for record in _records(tables[name], entries):
-                    opened[number % count].write(record)
-                written[number % count][index] += entries.ids.size
+                    opened[number % len(opened)].write(record)
+                written[number % len(opened)][index] += entries.ids.size
         for each in opened:
             each.flush()
-    for number, counts in enumerate(written):
-        records = [
-            pb.MultiHashTableMetadata(table_name=name, num_entries=entries).SerializeToString()
-            for name, entries in zip(sorted(tables), counts, strict=True)
-        ]
-        files.write_atomic(_path(f"{base}.meta", number, count), b"".join(frame(each) for each in records))
-    return paths
+        dump.commit([_counts(names, counts) for counts in written])
+    return dump.paths
 
 
-def load_tables(base: str, tables: Mapping[str, EmbeddingTable]) -> dict[str, int]:
-    """Store the entries of compressed files, each in its table. Returns how many each got.
+def _counts(names: Sequence[str], counts: Sequence[int]) -> bytes:
+    """How many entries of each table come one after another, as a file says it."""
+    records = [
+        pb.MultiHashTableMetadata(table_name=name, num_entries=entries).SerializeToString()
+        for name, entries in zip(names, counts, strict=True)
+    ]
+    return b"".join(frame(each) for each in records)
+
+
+def load_tables(
+    base: str, tables: Mapping[str, EmbeddingTable], *, basis: TimeBasis = TimeBasis.UNKNOWN
+) -> dict[str, int]:
+    """Store the entries of compressed files, each in its table. Returns how many each got. `basis` is as for `load`.
 
     Raises:
         InvalidError: the files have a table that is not given. Nothing of that file was stored.
     """
     loaded = dict.fromkeys(tables, 0)
     for path in find(base):
-        counts = _read_counts(_SHARD.sub(lambda found: f".meta{found.group()}", path))
+        counts = _read_counts(counts_path(path))
         unknown = [problem(path, name, "is a table that was not given") for name, _ in counts if name not in tables]
         if unknown:
             raise InvalidError(unknown)
         with files.open_file(path, "rb") as file:
             records = RecordReader(SnappyReader(file, path), path, MAX_ENTRY)
             for name, count in counts:
-                taken = _store(path, tables[name], records, count)
+                taken = _store(path, tables[name], records, basis, count)
                 if taken != count:
                     raise CorruptError(path, 0, f"table {name} has {taken} entries and not {count}, as its count says")
                 loaded[name] += taken
@@ -106,31 +114,8 @@ def load_tables(base: str, tables: Mapping[str, EmbeddingTable]) -> dict[str, in
     return loaded
 
 
-def find(base: str) -> list[str]:
-    """The files of a dump, all of them, in order."""
-    if _SHARD.search(base):
-        return [base]
-    own = files.name(base)
-    found: dict[int, tuple[int, str]] = {}
-    for entry in files.list_files(files.parent(base)):
-        shard = _SHARD.search(entry.path)
-        if shard is not None and files.name(entry.path)[: -len(shard.group())] == own:
-            found[int(shard[1])] = (int(shard[2]), entry.path)
-    if not found:
-        raise NotFoundError("table dump", base)
-    counts = {count for count, _ in found.values()}
-    if len(counts) != 1 or sorted(found) != list(range(counts.pop())):
-        shown = ", ".join(files.name(found[number][1]) for number in sorted(found))
-        raise InvalidError([problem("files", shown, "must be all of one dump, and of one dump only")], what=base)
-    return [found[number][1] for number in sorted(found)]
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Files
-
-
-def _path(base: str, number: int, count: int) -> str:
-    return f"{base}-{number:05d}-of-{count:05d}"
 
 
 def _shard_count(given: int | None, entries: int) -> int:
@@ -178,16 +163,16 @@ def _is_training(table: EmbeddingTable) -> bool:
     return table.settings.kind is TableKind.TRAINING
 
 
-def _store(path: str, table: EmbeddingTable, records: RecordReader, count: int = sys.maxsize) -> int:
+def _store(path: str, table: EmbeddingTable, records: RecordReader, basis: TimeBasis, count: int = sys.maxsize) -> int:
     """Decode up to so many entries and store them, some at a time. Returns how many there were."""
     stored = 0
     while some := records.take(min(CHUNK, count - stored)):
-        _store_some(path, table, some, stored)
+        _store_some(path, table, some, basis, stored)
         stored += len(some)
     return stored
 
 
-def _store_some(path: str, table: EmbeddingTable, records: Sequence[bytes], before: int) -> None:
+def _store_some(path: str, table: EmbeddingTable, records: Sequence[bytes], basis: TimeBasis, before: int) -> None:
     """Decode and store some entries, of which so many came before."""
     found = Entries(
         np.zeros(len(records), np.int64),
@@ -209,7 +194,6 @@ def _store_some(path: str, table: EmbeddingTable, records: Sequence[bytes], befo
     wrong = (found.times < 0) | (found.times >= 2**32)
     if wrong.any():
         raise CorruptError(path, 0, f"the time of entry {found.ids[wrong][0]} is out of range")
-    basis = TimeBasis.EVENT if found.times.any() else TimeBasis.UNKNOWN
     try:
         table.restore(found, basis, newest=int(found.times.max()))
     except InvalidError as error:

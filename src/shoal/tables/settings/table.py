@@ -151,6 +151,9 @@ class TableSettings:
         found = []
         if self.shards & (self.shards - 1):
             found.append(problem(_at(at, "shards"), self.shards, "must be a power of two"))
+        if self.max_ids < self.shards:
+            rule = f"must be at least the number of shards, which is {self.shards}"
+            found.append(problem(_at(at, "max_ids"), self.max_ids, rule))
         if self.dim > MAX_WIDTH:
             found.append(problem(_at(at, "slices"), self.dim, f"must have at most {MAX_WIDTH} columns together"))
         return found
