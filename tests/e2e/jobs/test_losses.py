@@ -3,10 +3,18 @@
 import contextlib
 import os
 import signal
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def lease():
+    """So long that no test passes because a lease has ended."""
+    return timedelta(seconds=120)
 
 
 @pytest.fixture
@@ -96,10 +104,29 @@ async def test_the_control_plane_is_away(running):
 
 async def test_a_task_host_that_stands_still_is_replaced_and_changes_nothing_when_it_wakes(running):
     epoch = await running.epoch()
-    stopped = (await running.workload("host-1")).run.pid
-    os.kill(stopped, signal.SIGSTOP)
-    await running.wait_recovered(epoch)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(stopped, signal.SIGCONT)
+    before = await running.workload("host-1")
+    node, pid = before.assigned_node_id, before.run.pid
+    # Its agent stands still with it: nobody ends the process before it wakes.
+    running.fleet.signal(node, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await running.wait_recovered(epoch)
+        assert (await running.workload("host-1")).assigned_node_id != node
+        count = await running.wait_output(await running.wait_output())
+        assert Path(f"/proc/{pid}/cmdline").read_bytes()  # it is there
+        os.kill(pid, signal.SIGCONT)
+        await running.wait_output(count + 50)
+    finally:
+        running.fleet.signal(node, signal.SIGCONT)
+    await running.wait_state("Running")
+    await running.finish()
+
+
+async def test_a_coordinator_that_stands_still_is_replaced_under_a_higher_term(running):
+    before, epoch = await running.report(), await running.epoch()
+    node = await running.kill("coordinator", signal.SIGSTOP)  # its agent ends it when it is placed elsewhere
+    after = await running.wait_recovered(epoch)
+    assert after.term > before.term
+    assert (await running.workload("coordinator")).assigned_node_id != node
     await running.wait_state("Running")
     await running.finish()

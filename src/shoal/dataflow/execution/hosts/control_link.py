@@ -12,6 +12,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from shoal.dataflow.execution.hosts.control_messages import MOST_BYTES, BadMessageError
@@ -37,8 +38,10 @@ class Connection(Protocol):
 class ControlLink:
     """Messages as bytes, in both directions. One thread receives; any thread sends."""
 
-    def __init__(self, raw: Connection) -> None:
+    def __init__(self, raw: Connection, heard: Callable[[], None] = lambda: None) -> None:
+        """`heard` is called for each message that comes."""
         self._raw = raw
+        self._heard = heard
         self._lock = threading.Lock()
         raw.settimeout(None)
 
@@ -89,7 +92,10 @@ class ControlLink:
             content = self._read(size)
         except OSError:
             return None
-        return None if content is None else bytes(content)
+        if content is None:
+            return None
+        self._heard()
+        return bytes(content)
 
     def _read(self, size: int) -> bytearray | None:
         content = bytearray(size)

@@ -18,8 +18,10 @@ from shoal.dataflow.execution.remote.surroundings import Certificate
 from shoal.model.identity import Identity, Role, own_server_name, parse_identity
 
 _PIECE = 64 * 1024
-#: Seconds in which a peer has to answer a connection, and to prove who it is.
+#: Seconds in which a peer that connects has to prove who it is.
 _HANDSHAKE = 10.0
+#: Seconds in which a coordinator has to answer, and to prove who it is. One that stands still accepts and says nothing.
+_DIAL = 1.0
 
 
 class SecureSocket:
@@ -120,7 +122,7 @@ Connection = socket.socket | SecureSocket
 def dial(address: str, certificate: Certificate | None, job_id: str) -> tuple[Connection, str]:
     """Connect to the coordinator of a job. Also returns the address of this end. Raises `OSError`, `DeniedError`."""
     host, _, port = address.rpartition(":")
-    raw = socket.create_connection((host.strip("[]"), int(port)), timeout=_HANDSHAKE)
+    raw = socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL)
     try:
         _keep_awake(raw)
         own = str(raw.getsockname()[0])

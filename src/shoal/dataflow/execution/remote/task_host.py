@@ -2,7 +2,8 @@
 
 It finds its coordinator, by what the control plane knows or by the address that it wrote down before, says hello, and
 is given an epoch's work. When an epoch ends, or the coordinator is gone, it replaces its own process image: nothing of
-an epoch is left for the next one. While it misses its coordinator it says so to the control plane.
+an epoch is left for the next one. While it misses its coordinator it says so to the control plane, before it tries to
+reach it again: a process that stands still takes connections and says nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 SILENCE = 3.0
 #: Seconds between two looks for the coordinator.
 _LOOK = 0.2
+#: Seconds without the coordinator after which it is looked for at the control plane first.
+_AWAY = 1.5
 _MEMORY = "coordinator.json"
 _MOST_FOLDER = 60
 
@@ -58,31 +61,49 @@ class Known:
     address: str = ""
     term: int = 0
     node: str = ""
-    #: When it was last heard, by the clock of the machine.
+    #: When it was last heard, by the clock of the machine, and by which process.
     heard_at: float = 0.0
+    pid: int = 0
 
 
 class Search:
     """Finds the coordinator, and remembers it."""
 
-    def __init__(self, around: Surroundings, board: Board, coordinator: str, number: int, folder: Path) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        board: Board,
+        coordinator: str,
+        number: int,
+        folder: Path,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self._around = around
         self._board = board
         self._coordinator = coordinator
         self._number = number
         self._path = folder / _MEMORY
-        self._clock: Clock = SystemClock()
+        self._clock: Clock = clock or SystemClock()
         self.known = self._read()
 
     def _read(self) -> Known:
         try:
-            return Known(**json.loads(self._path.read_text()))
+            known = Known(**json.loads(self._path.read_text()))
         except (OSError, ValueError, TypeError):
             return Known()
+        # Another process, which was killed, may have heard it long after this was written. An image of this one has not.
+        return known if known.pid == os.getpid() else replace(known, heard_at=self._clock.monotonic())
+
+    @property
+    def misses(self) -> float:
+        """For how many seconds the coordinator was not heard; 0 before there is one."""
+        known = self.known
+        return max(0.0, self._clock.monotonic() - known.heard_at) if known.term else 0.0
 
     def remember(self, known: Known) -> None:
         """Write down where the coordinator is. A full disk costs a search."""
-        self.known = known
+        self.known = known = replace(known, pid=os.getpid())
         try:
             fresh = self._path.with_suffix(".new")
             fresh.write_text(json.dumps(asdict(known)))
@@ -92,26 +113,26 @@ class Search:
 
     def heard(self, known: Known | None = None) -> None:
         """A coordinator gave a sign of life: this one, or the one that is known."""
-        self.remember(replace(known or self.known, heard_at=self._clock.monotonic()))
+        self.known = replace(known or self.known, heard_at=self._clock.monotonic())
 
     def candidates(self) -> Iterator[Known]:
-        """Where the coordinator may be: first where it was, then what the control plane says; again and again."""
+        """Where the coordinator may be: where it was, or what the control plane says; again and again."""
+        if self.known.address and self.misses < _AWAY:
+            yield self.known  # between two epochs it is where it was
         while True:
-            if self.known.address:
-                yield self.known
-            asked = self._ask()
+            asked = self.ask()
             if asked is not None and asked.address:
                 yield asked
+            elif self.known.address:
+                yield self.known
             threading.Event().wait(_LOOK)
 
-    def _ask(self) -> Known | None:
+    def ask(self) -> Known | None:
         """Ask the control plane, and say for how long the coordinator is missed."""
-        known = self.known
-        misses = max(0.0, self._clock.monotonic() - known.heard_at) if known.term else 0.0
-        report = HostReport(self._number, known.term, known.node, misses)
-        content = encode_report(report) if misses >= SILENCE else encode_report(replace(report, misses=0.0))
+        known, misses = self.known, self.misses
+        report = HostReport(self._number, known.term, known.node, misses if misses >= SILENCE else 0.0)
         try:
-            answer = self._board.report(content, [self._coordinator])
+            answer = self._board.report(encode_report(report), [self._coordinator])
             said = answer.reports.get(self._coordinator)
             found = None if said is None else decode_coordinator(said)
         except (ShoalError, InvalidError) as error:
@@ -131,25 +152,29 @@ def connect(around: Surroundings, search: Search, number: int) -> tuple[ControlL
         except (OSError, ShoalError, ValueError) as error:
             log.info("the coordinator is not at %s: %s", known.address, error)
             continue
-        link = ControlLink(connection)
+        link = ControlLink(connection, heard=partial(_note, search, known))
         link.limit_reads(SILENCE)
         try:
             link.send(hello)
-            joined = _wait_for_work(link, partial(search.heard, known))
+            joined = _wait_for_work(link)
         except ShoalError as error:
             log.info("the coordinator at %s: %s", known.address, error)
             joined = None
         if joined is not None and joined.term >= search.known.term:
-            search.heard(replace(known, term=joined.term))
+            search.remember(replace(search.known, term=joined.term))
             return link, joined, own
         link.release()
     raise AssertionError("the search does not end")
 
 
-def _wait_for_work(link: ControlLink, heard: Callable[[], None]) -> JoinEpoch | None:
+def _note(search: Search, known: Known) -> None:
+    """A message came from this coordinator."""
+    search.heard(replace(known, term=max(known.term, search.known.term)))
+
+
+def _wait_for_work(link: ControlLink) -> JoinEpoch | None:
     while (content := link.receive()) is not None:
         message = decode_from_coordinator(content)
-        heard()
         if isinstance(message, JoinEpoch):
             return message
         if not isinstance(message, Ping):
@@ -183,7 +208,9 @@ def main(arguments: list[str]) -> NoReturn:
     sockets = make_short_scratch(_MOST_FOLDER)
 
     def leave(_code: int) -> NoReturn:
-        search.heard()  # it was there until now
+        search.remember(search.known)  # with the time when it was last heard
+        if search.misses >= SILENCE:
+            search.ask()  # this process image is the first that knows
         begin_again(arguments)
 
     run_host(link, gate, sockets.path, given.number, leave=leave)
