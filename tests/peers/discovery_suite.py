@@ -402,6 +402,21 @@ class DiscoverySuite(CoordinationKit):
         await peer.container(POD, GRPC)
         await self.until(lambda: services.addresses() == {"m:ps_0": [GRPC]})
 
+    async def test_our_addresses_are_written_before_our_bindings(self, store, peer, registrar, faults):
+        """Also in the next session, where every watch fires at once."""
+        container = f"/{peer.bzid}/container_service/{POD}"
+        bindings = [f"/{peer.bzid}/binding/m/ps_{number}:{POD}" for number in range(50)]
+        for path in bindings:
+            registrar.register(path, rank=1)
+        registrar.register(container, b"{}")
+        for lose in (False, True):
+            if lose:
+                await self.expire(faults, store)
+            await registrar.settled()
+            first, *others = [await peer.store.exists(path) for path in (container, *bindings)]
+            assert {each.owner for each in (first, *others)} == {store.session_id}
+            assert first.created < min(each.created for each in others)
+
     async def test_a_model_server_of_version_3_learns_its_peers_by_name(self, services, peer, serve):
         for sub_graph in ("entry", "ps_0", "ps_1"):
             await peer.declare("m", sub_graph, f"/d/{sub_graph}")

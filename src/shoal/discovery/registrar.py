@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,6 +40,7 @@ class _Registration:
     #: Whether the node was ours. Until then, a node of another session is taken for one of our own previous life.
     was_ours: bool = False
     warned: bool = False
+    rank: int = 0
 
 
 class Registrar:
@@ -67,6 +69,10 @@ class Registrar:
         self._scope.start(self._run(), name="registrations")
         self._changed()
 
+    async def failed(self) -> None:
+        """Wait until it cannot go on. Raises the reason, which is no error of the tree: those are tried again."""
+        await self._scope.failed()
+
     async def close(self) -> None:
         """Withdraw everything, if the tree can be reached, and stop."""
         for path in self.paths:
@@ -77,15 +83,18 @@ class Registrar:
         if self._store.state is SessionState.CONNECTED:
             await self._reconcile()
 
-    def register(self, path: str, data: bytes = b"") -> None:
-        """This node should exist, with this data. Called again for a path, it replaces the data."""
+    def register(self, path: str, data: bytes = b"", *, rank: int = 0) -> None:
+        """This node should exist, with this data. Called again for a path, it replaces the data.
+
+        A node is written when those of lower ranks are in place, in every session.
+        """
         check_data(check_path(path), data)
         registration = self._wanted.get(path)
         if registration is None:
             watch = self._store.watch_data(path, lambda value: self._saw(path, value))
-            self._wanted[path] = _Registration(data, watch)
+            self._wanted[path] = _Registration(data, watch, rank=rank)
         else:
-            registration.data = data
+            registration.data, registration.rank = data, rank
         self._leaving.discard(path)
         self._changed()
 
@@ -135,28 +144,43 @@ class Registrar:
         changes = self._changes
         if self._store.session_id not in self._sessions:
             self._sessions.append(self._store.session_id)
-        work = [partial(self._put, path, each) for path, each in self._wanted.items()]
-        work += [partial(self._remove, path) for path in self._leaving]
-        results: list[bool | BaseException] = []
-        for start in range(0, len(work), _AT_ONCE):
-            part = work[start : start + _AT_ONCE]
-            results += await asyncio.gather(*(begin() for begin in part), return_exceptions=True)
+        wanted, leaving = dict(self._wanted), sorted(self._leaving)
+        results = await self._do([partial(self._remove, path) for path in leaving])
+        for rank in sorted({each.rank for each in wanted.values()}):
+            ranked = {path: each for path, each in wanted.items() if each.rank == rank}
+            results += await self._do([partial(self._put, path, each) for path, each in ranked.items()])
+            if not all(self._is_ours(each) or each.warned for each in ranked.values()):
+                results.append(False)
+                break
         errors = [each for each in results if isinstance(each, BaseException)]
         for error in errors:
             if not isinstance(error, ShoalError):
                 raise error
         if errors:
-            log.warning("%d of %d registrations are not in place yet: %s", len(errors), len(results), errors[0])
+            count = len(wanted) + len(leaving)
+            log.warning("%d of %d registrations are not in place yet: %s", len(errors), count, errors[0])
         elif all(results) and changes == self._changes:
             self._settled.set()
         return not errors
+
+    async def _do(self, work: Sequence[Callable[[], Awaitable[bool]]]) -> list[bool | BaseException]:
+        """Begin all of this, some at a time, and return what became of it."""
+        results: list[bool | BaseException] = []
+        for start in range(0, len(work), _AT_ONCE):
+            part = work[start : start + _AT_ONCE]
+            results += await asyncio.gather(*(begin() for begin in part), return_exceptions=True)
+        return results
+
+    def _is_ours(self, registration: _Registration) -> bool:
+        seen = registration.seen
+        return seen is not None and seen.stat.owner == self._store.session_id
 
     async def _put(self, path: str, registration: _Registration) -> bool:
         """Make one node as it should be. False when somebody else must act first."""
         if not registration.known:
             return False  # the watch shows it soon, and wakes us
         seen = registration.seen
-        if seen is not None and seen.stat.owner == self._store.session_id:
+        if seen is not None and self._is_ours(registration):
             registration.was_ours = True
             if seen.data != registration.data:
                 await self._write(path, registration)
@@ -179,7 +203,7 @@ class Registrar:
         try:
             if seen is None:
                 await self._store.create(path, registration.data, ephemeral=True, makepath=True)
-            elif seen.stat.owner == self._store.session_id:
+            elif self._is_ours(registration):
                 await self._store.set(path, registration.data)
             else:
                 await self._store.take_over(path, registration.data, version=seen.stat.version)

@@ -6,9 +6,30 @@ import asyncio
 import gc
 import warnings
 
+import pytest
+
 from shoal.core.clock import SystemClock
 from shoal.discovery.embedded import EmbeddedTree
 from shoal.discovery.registrar import Registrar
+
+
+async def test_an_error_that_is_not_of_the_tree_is_told():
+    tree = EmbeddedTree(SystemClock())
+    store = tree.session()
+    await store.open()
+
+    async def create(*_args, **_more) -> str:
+        raise TypeError("a mistake in the program")
+
+    store.create = create
+    registrar = Registrar(store)
+    registrar.start()
+    registrar.register("/n")
+    with pytest.raises(TypeError, match="a mistake"):
+        async with asyncio.timeout(20):
+            await registrar.failed()
+    await store.close()
+    await tree.close()
 
 
 async def test_a_registrar_that_is_closed_at_work_leaves_no_call_unmade():

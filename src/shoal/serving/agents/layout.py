@@ -156,7 +156,7 @@ class LayoutAgent:
 
     async def failed(self) -> None:
         """Wait until the agent cannot go on. Raises the reason."""
-        await first_of(self._scope.failed(), self._parts.runner.failed())
+        await first_of(self._scope.failed(), self._parts.runner.failed(), self._registrar.failed())
 
     async def stop(self) -> None:
         """Withdraw, let peers notice, and end the model server."""
@@ -184,7 +184,8 @@ class LayoutAgent:
             if path not in wanted:
                 self._registrar.withdraw(path)
         for path, data in wanted.items():
-            self._registrar.register(path, data)
+            # A peer that sees a binding can resolve it.
+            self._registrar.register(path, data, rank=0 if path == self._paths.container(self.container) else 1)
 
     def _service(self) -> ContainerService:
         deployment = self._parts.deployment

@@ -111,7 +111,10 @@ class RoleAgent:
     async def failed(self) -> None:
         """Wait until the agent cannot go on. Raises the reason."""
         await first_of(
-            self._scope.failed(), self._parts.runner.failed(), *(updater.failed() for updater in self._updaters)
+            self._scope.failed(),
+            self._parts.runner.failed(),
+            self._registrar.failed(),
+            *(updater.failed() for updater in self._updaters),
         )
 
     async def stop(self) -> None:
