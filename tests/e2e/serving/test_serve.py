@@ -20,8 +20,9 @@ from shoal.discovery.remote import RemoteStore
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from shoal.serving.config.deployment import free_ports
-from shoal.serving.models.client import ModelServerClient
+from shoal.serving.models.client import ModelServerClient, string_tensor
 from shoal.wire.sockets.channel import GrpcTransport
+from tests.peers.monolith import ENTRY, HeartbeatClient
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +47,7 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
         f"deploy_type unified # one server\nagent_version 3\nbzid {bzid}\nzk_servers {zookeeper}\nlayout_pattern prod\n"
     )
     served = serve("pod-1", f"{conf}layout_filters entry\nlayout_filters ps_{{i}}; i % 2 == 1\n")
-    ready = await served.start()
+    ready = await served.start("--drain", "2s")
     address = f"127.0.0.1:{ready['servers']['unified']}"
     await catalog.publish("m:*", "prod")
     await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": [address]})
@@ -79,12 +80,29 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
             await asyncio.sleep(0.05)
     await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": [address]})
 
+    # What Monolith's client inside the model server asks the agent, at `localhost:$PORT2`.
+    (environment,) = [each.environ() for each in served.model_servers()]
+    beside = HeartbeatClient(f"localhost:{environment['PORT2']}")
+    await beside.beat()
+    assert beside.api_version == 1
+    assert [beside.peers("m", name) for name in ("entry", "ps_0", "ps_1")] == [[address], [], [address]]
+    assert await beside.get_replicas(ENTRY, 0, "m") == [address]
+
     await catalog.unpublish("m:ps_1", "prod")
     await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": []})
 
-    assert await served.stop() == 0, served.log()
-    assert await store.children(f"/{bzid}/container_service") == ()
-    assert await store.children(f"/{bzid}/binding/m") == ()
+    # SIGTERM: every address is withdrawn, calls are answered while peers notice, then everything ends.
+    stopping = asyncio.ensure_future(served.stop())
+    async with asyncio.timeout(60):
+        while await store.children(f"/{bzid}/container_service") or await store.children(f"/{bzid}/binding/m"):
+            await asyncio.sleep(0.02)
+    client = ModelServerClient(GrpcTransport().connect(address))
+    scored = await client.predict("m:entry", {"instances": string_tensor([b"row"])})
+    assert scored.model_spec.version.value == 3
+    await served.answers({"m:entry": [], "m:ps_0": [], "m:ps_1": []})
+    assert not stopping.done()
+    await client.close()
+    assert await stopping == 0, served.log()
     assert served.model_servers() == []
 
 
@@ -147,6 +165,11 @@ async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_pa
                 await asyncio.sleep(0.05)
     environments = [each.environ() for each in served.model_servers()]
     assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}
+    await served.answers({"ps:0": [ps], "ps:1": [ps]})
+    beside = HeartbeatClient(f"localhost:{environments[0]['PORT2']}")
+    await beside.beat()
+    assert beside.api_version == 0
+    assert beside.peers("m", "ps_1") == [ps]
     assert await served.stop() == 0, served.log()
     assert served.model_servers() == []
 

@@ -5,7 +5,10 @@ import dataclasses
 import pytest
 
 from shoal.core.errors import InvalidError
+from shoal.serving.config.deployment import deploy
+from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings, read_settings
+from shoal.serving.processes.commands import Program, model_server_command
 
 LEAST = "bzid gip\nbase_name m\nbase_path /d\ndeploy_type mixed\n"
 
@@ -52,6 +55,62 @@ def test_the_defaults_are_those_of_the_seed(conf):
         "preload_jemalloc": True,
     }
     assert {name: getattr(settings, name) for name in chosen} == chosen
+
+
+#: As a file of Monolith's repository has them: an older key for the type, `none`, 0 and 1 for texts, floats and flags.
+FULL = """
+bzid shop_rank
+base_name shop_rank
+base_path hdfs:///models/shop_rank
+num_ps 6
+server_type entry
+zk_servers 127.0.0.1:2181
+max_waiting_sec 300
+layout_filters ps_1
+layout_filters ps_4
+
+
+agent_version 1
+stand_alone_serving true
+update_model_status_interval 5
+enable_batching false
+tensorflow_session_parallelism 0
+tensorflow_intra_op_parallelism 2
+tensorflow_inter_op_parallelism 0
+per_process_gpu_memory_fraction 0
+num_load_threads 0
+num_unload_threads 0
+max_num_load_retries 5
+load_retry_interval_micros 2 * 1000 * 1000
+file_system_poll_wait_seconds 1
+file_system_poll_wait_seconds_ps 0
+flush_filesystem_caches true
+saved_model_tags none
+grpc_channel_arguments none
+grpc_max_threads 0
+enable_model_warmup true
+enable_signature_method_name_check false
+xla_cpu_compilation_enabled false
+enable_profiler true
+num_shard 1
+dc_aware 1
+"""
+
+
+def test_a_file_with_every_form_that_monoliths_files_have(conf):
+    settings = read_settings(conf(FULL, least=""))
+    assert settings.stand_alone_serving is True
+    assert settings.layout_filters == ("ps_1", "ps_4")
+    assert (settings.saved_model_tags, settings.per_process_gpu_memory_fraction, settings.dc_aware) == (None, 0.0, True)
+    deployment = deploy(settings, read_environment({"MY_HOST_IP": "10.0.0.1"}))
+    assert deployment.deploy_type == "mixed"
+    assert [each.normal for each in deployment.filters] == ["ps_1;True", "ps_4;True"]
+    (server, _) = deployment.servers
+    command = model_server_command(deployment, server, Program(("tfs",)), config_file="/c")
+    changed = {word.partition("=")[0] for word in command} - {"tfs", "--model_config_file", "--port", "--rest_api_port"}
+    assert changed == {
+        "--tensorflow_intra_op_parallelism", "--load_retry_interval_micros", "--file_system_poll_wait_seconds",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pool, text_format
 
 from shoal.wire import tensorflow as methods
 from shoal.wire.methods import methods_of
+from shoal.wire.pb.monolith.serving import agent_service_pb2 as agent_pb
 from shoal.wire.pb.tensorflow import framework_pb2 as tf
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
 from shoal.wire.pools import TENSORFLOW
@@ -46,50 +48,23 @@ def test_the_default_pool_does_not_know_the_names():
     assert TENSORFLOW.FindMessageTypeByName("tensorflow.serving.ModelSpec") is pb.ModelSpec.DESCRIPTOR
 
 
-def model_config() -> pb.ModelConfig:
-    config = pb.ModelConfig(name="m", base_path="/d", model_platform="tensorflow", version_labels={"stable": 7})
-    config.model_version_policy.specific.versions.extend([7, 300])
-    return config
+GOLDEN = Path(__file__).parents[2] / "golden" / "discovery" / "messages.txt"
+VECTORS = [line.split("\t") for line in GOLDEN.read_text().splitlines() if line[0] != "#"]
 
 
-def spec() -> pb.ModelSpec:
-    made = pb.ModelSpec(name="m", signature_name="s")
-    made.version.value = 5
-    return made
-
-
-@pytest.mark.parametrize(
-    ("message", "encoded"),
-    [
-        (spec(), "0a016d120208051a0173"),
-        (pb.ModelSpec(name="m", version_label="stable"), "0a016d2206737461626c65"),
-        (model_config(), "0a016d12022f64220a74656e736f72666c6f773a08b206050a0307ac02420a0a06737461626c651007"),
-        (
-            pb.ModelVersionStatus(version=1, state="AVAILABLE", status=pb.StatusProto(error_code=5, error_message="x")),
-            "0801101e1a050805120178",
-        ),
-        (
-            tf.TensorProto(
-                dtype="DT_STRING",
-                tensor_shape=tf.TensorShapeProto(dim=[tf.TensorShapeProto.Dim(size=2)]),
-                string_val=[b"a", b"bc"],
-            ),
-            "080712041202080242016142026263",
-        ),
-        (tf.TensorProto(dtype="DT_FLOAT", float_val=[1.0]), "08012a040000803f"),
-        (
-            pb.ReloadConfigRequest(
-                config=pb.ModelServerConfig(model_config_list=pb.ModelConfigList(config=[pb.ModelConfig(name="m")]))
-            ),
-            "0a070a050a030a016d",
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
-)
-def test_bytes_are_those_of_tensorflow(message, encoded):
+@pytest.mark.parametrize(("name", "text", "encoded"), VECTORS)
+def test_bytes_are_those_of_monoliths_and_tensorflows_programs(name, text, encoded):
+    message_type = next(
+        getattr(module, name.rpartition(".")[2])
+        for module in (agent_pb, pb, tf)
+        if name.startswith(f"{module.DESCRIPTOR.package}.") and hasattr(module, name.rpartition(".")[2])
+    )
+    assert message_type.DESCRIPTOR.full_name == name
+    message = text_format.Parse(text, message_type())
     assert message.SerializeToString(deterministic=True).hex() == encoded
-    assert type(message).FromString(bytes.fromhex(encoded)) == message
-    assert pickle.loads(pickle.dumps(message)) == message
+    assert message_type.FromString(bytes.fromhex(encoded)) == message
+    if message_type.__module__.startswith("shoal."):  # ours are passed between processes
+        assert pickle.loads(pickle.dumps(message)) == message
 
 
 def test_a_value_of_any_type_is_named_as_tensorflow_names_it():
