@@ -92,7 +92,7 @@ class Search:
             known = Known(**json.loads(self._path.read_text()))
         except (OSError, ValueError, TypeError):
             return Known()
-        # Another process, which was killed, may have heard it long after this was written. An image of this one has not.
+        # Another process, which was killed, may have heard it after this was written. An image of this one has not.
         return known if known.pid == os.getpid() else replace(known, heard_at=self._clock.monotonic())
 
     @property

@@ -1,4 +1,4 @@
-"""How a task host looks for its coordinator: where it was, then where the control plane says, and it complains first."""
+"""How a task host looks for its coordinator: where it was, then where the control plane says; it complains first."""
 
 from types import SimpleNamespace
 
