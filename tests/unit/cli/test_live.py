@@ -100,9 +100,11 @@ def test_counters_go_on_when_steps_begin_anew():
     series = FlowSeries(MetricRegistry())
     checkpoints = CheckpointCounts(completed=4, failed=1, last_number=4, last_bytes=99, last_seconds=0.5, age=2.0)
     figures = {"received_bytes": 80, "busy_seconds": 2.0, "backpressured_seconds": 0.5}
+    figures |= {"emitted_bytes": 40, "step_busy_seconds": 1.0, "step_backpressured_seconds": 0.25}
+    figures |= {"state_bytes": 4096, "snapshot_seconds": 0.125}
     series.update("large", metrics(counts(**figures), checkpoints=checkpoints), 10 * SECOND)
     anew = counts(rows=3, received=2, **figures | {"busy_seconds": 1.5})
-    series.update("large", metrics(anew, checkpoints=checkpoints, recoveries=1), 11 * SECOND)
+    series.update("large", metrics(anew, checkpoints=checkpoints, recoveries=1, kafka="C interface"), 11 * SECOND)
     found = values(series)
     labels = '{dataflow="large",step="map-1"}'
     assert found[f"shoal_dataflow_rows_emitted_total{labels}"] == 13
@@ -112,6 +114,12 @@ def test_counters_go_on_when_steps_begin_anew():
     assert found[f"shoal_dataflow_bytes_received_total{labels}"] == 80
     assert found[f"shoal_dataflow_busy_seconds_total{labels}"] == 3.5
     assert found[f"shoal_dataflow_backpressured_seconds_total{labels}"] == 0.5
+    assert found[f"shoal_dataflow_bytes_emitted_total{labels}"] == 40
+    assert found[f"shoal_dataflow_step_busy_seconds_total{labels}"] == 1
+    assert found[f"shoal_dataflow_step_backpressured_seconds_total{labels}"] == 0.25
+    assert found[f"shoal_dataflow_state_bytes{labels}"] == 4096
+    assert found[f"shoal_dataflow_snapshot_seconds{labels}"] == 0.125
+    assert found['shoal_dataflow_kafka_info{dataflow="large",interface="C interface"}'] == 1
     assert found['shoal_dataflow_state_entries{dataflow="large",kind="keys",step="map-1"}'] == 3
     assert found['shoal_dataflow_rows_left_out_total{dataflow="large",kind="late",step="map-1"}'] == 1
     assert found['shoal_dataflow_checkpoints_total{dataflow="large",result="completed"}'] == 4

@@ -42,6 +42,13 @@ class StepProgress:
     received_bytes: int = 0
     busy_seconds: float = 0.0
     backpressured_seconds: float = 0.0
+    #: Of the step alone.
+    emitted_bytes: int = 0
+    step_busy_seconds: float = 0.0
+    step_backpressured_seconds: float = 0.0
+    #: Bytes of its keyed state in the last checkpoint; and the longest that the snapshot for it took.
+    state_bytes: int = 0
+    snapshot_seconds: float = 0.0
 
     def lag(self, now: int) -> float | None:
         """Seconds that its watermark is behind the time of day."""
@@ -72,6 +79,11 @@ def _progress(uid: str, tasks: Sequence[Any], queue_bytes: int) -> StepProgress:
         received_bytes=sum(each.received_bytes for each in tasks),
         busy_seconds=sum(each.busy_seconds for each in tasks),
         backpressured_seconds=sum(each.backpressured_seconds for each in tasks),
+        emitted_bytes=sum(each.emitted_bytes for each in tasks),
+        step_busy_seconds=sum(each.step_busy_seconds for each in tasks),
+        step_backpressured_seconds=sum(each.step_backpressured_seconds for each in tasks),
+        state_bytes=sum(each.state_bytes for each in tasks),
+        snapshot_seconds=max(each.snapshot_seconds for each in tasks),
     )
 
 
@@ -125,6 +137,17 @@ class FlowSeries:
             "Seconds in which the tasks that begin with the step waited for room in the channels behind them.",
             by_step,
         )
+        self._bytes_emitted = registry.counter(
+            "shoal_dataflow_bytes_emitted_total", "Bytes of rows that the step put out, from samples.", by_step
+        )
+        self._step_busy = registry.counter(
+            "shoal_dataflow_step_busy_seconds_total", "Seconds in which the step itself worked.", by_step
+        )
+        self._step_backpressured = registry.counter(
+            "shoal_dataflow_step_backpressured_seconds_total",
+            "Seconds in which the step waited for room in the channels behind it.",
+            by_step,
+        )
         self._left_out = registry.counter(
             "shoal_dataflow_rows_left_out_total", "Rows that were late, skipped or put aside.", [*by_step, "kind"]
         )
@@ -135,6 +158,12 @@ class FlowSeries:
             "shoal_dataflow_watermark_lag_seconds", "How far the watermark is behind the time of day.", by_step
         )
         self._state = registry.gauge("shoal_dataflow_state_entries", "Entries of the state.", [*by_step, "kind"])
+        self._state_bytes = registry.gauge(
+            "shoal_dataflow_state_bytes", "Bytes of the step's keyed state in the last checkpoint.", by_step
+        )
+        self._snapshot = registry.gauge(
+            "shoal_dataflow_snapshot_seconds", "The longest that the step's last snapshot took in a task.", by_step
+        )
         self._queue = registry.gauge(
             "shoal_dataflow_queue_bytes", "Bytes that wait in the queues in front of the step.", by_step
         )
@@ -157,6 +186,11 @@ class FlowSeries:
         self._recoveries = registry.counter(
             "shoal_dataflow_recoveries_total", "How often a lost task host took tasks back to a checkpoint.", by_flow
         )
+        self._kafka = registry.gauge(
+            "shoal_dataflow_kafka_info",
+            "1, with the interface of Kafka's client that is used.",
+            [*by_flow, "interface"],
+        )
         self._last: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
 
@@ -165,7 +199,12 @@ class FlowSeries:
         with self._lock:
             for step in step_progress(metrics):
                 self._update_step(dataflow, step, now)
+                if metrics.checkpoints.age is not None:
+                    self._state_bytes.labels(dataflow, step.uid).set(step.state_bytes)
+                    self._snapshot.labels(dataflow, step.uid).set(step.snapshot_seconds)
             self._update_checkpoints(dataflow, metrics)
+            if metrics.kafka:
+                self._kafka.labels(dataflow, metrics.kafka).set(1)
 
     def _update_step(self, dataflow: str, step: StepProgress, now: int) -> None:
         labels = (dataflow, step.uid)
@@ -175,6 +214,9 @@ class FlowSeries:
             self._follow(self._bytes_received, labels, step.received_bytes)
             self._follow(self._busy, labels, step.busy_seconds)
             self._follow(self._backpressured, labels, step.backpressured_seconds)
+        self._follow(self._bytes_emitted, labels, step.emitted_bytes)
+        self._follow(self._step_busy, labels, step.step_busy_seconds)
+        self._follow(self._step_backpressured, labels, step.step_backpressured_seconds)
         self._queue.labels(*labels).set(step.waiting_bytes)
         self._slow.labels(*labels).set(step.is_slow)
         for kind, count in step.state.items():

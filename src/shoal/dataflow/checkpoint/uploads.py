@@ -76,6 +76,8 @@ class StateUploads:
         self._report = report
         #: Called with what an upload raised, when that is no failure of a disk. Set by the task.
         self.on_failure: Callable[[BaseException], None] = _ignore
+        #: Bytes of the keyed state of each step in the last checkpoint. Read from other threads, too.
+        self.state_bytes: Mapping[str, int] = {}
         self._chains: dict[str, Chain] = {}
         self._handles: dict[str, FileHandle] = {}
         #: What could not be written, by step.
@@ -162,6 +164,9 @@ class StateUploads:
         self._report(Acknowledged(self._task, snapshot.checkpoint, part))
         with contextlib.suppress(ShoalError):  # nothing depends on it, and it is tried again after the next one
             self._merge_long_chains(snapshot.checkpoint + 1)
+            self.state_bytes = {
+                uid: sum(self._size(uid, link) for link in chain) for uid, chain in self._chains.items()
+            }
         self._forget_files()
 
     # -- writing ----------------------------------------------------------------------------------------------

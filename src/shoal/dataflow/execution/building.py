@@ -19,7 +19,7 @@ from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.connectors.abilities import takes_hidden
 from shoal.dataflow.connectors.base import SinkContext, Split
-from shoal.dataflow.execution.chain import Chain, RunningStep
+from shoal.dataflow.execution.chain import Chain, RunningStep, StepTimer
 from shoal.dataflow.execution.event_time import AssignTimes
 from shoal.dataflow.execution.factories import Work, make_operator
 from shoal.dataflow.execution.morsels import MorselStep, find_runs
@@ -178,7 +178,8 @@ class _TaskPlan:
         )
 
     def _steps(self) -> list[RunningStep]:
-        steps = [self._step(each) for each in self._stage.steps]
+        timer = StepTimer(self._program.clock.monotonic)
+        steps = [self._step(each, timer) for each in self._stage.steps]
         for step in steps:
             step.output.is_look = self._program.is_look
         self._cut_into_morsels(steps)
@@ -191,7 +192,7 @@ class _TaskPlan:
             steps[edge.source_step].routers.append(router)
         return steps
 
-    def _step(self, step: Step) -> RunningStep:
+    def _step(self, step: Step, timer: StepTimer) -> RunningStep:
         operator = self._operator(step)
         return RunningStep(
             uid=step.uid,
@@ -203,6 +204,7 @@ class _TaskPlan:
             sink=operator if isinstance(operator, SinkStep) else None,
             is_source=isinstance(step.node, Source),
             schemas=tuple(self._program.facts[each].schema for each in step.node.inputs),
+            timer=timer,
         )
 
     def _cut_into_morsels(self, steps: list[RunningStep]) -> None:

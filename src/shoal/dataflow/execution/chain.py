@@ -25,10 +25,47 @@ from shoal.exchange.base import Sender
 Receiver: TypeAlias = Callable[[Batch], None]
 
 
+def _never() -> float:
+    """The time of a step that is not measured."""
+    return 0.0
+
+
+#: One of so many batches is weighed: counting the bytes of a batch costs more than reading its number of rows.
+_WEIGHED = 16
+
+
+class StepTimer:
+    """Charges the time of a task's thread to the step that works. A step that puts rows out is not the one that works.
+
+    It reads the clock twice for a batch, and never for a row.
+    """
+
+    __slots__ = ("_now", "_since", "_working")
+
+    def __init__(self, now: Callable[[], float] = _never) -> None:
+        self._now = now
+        self._working: RunningStep | None = None
+        self._since = 0.0
+
+    def enter(self, step: RunningStep) -> RunningStep | None:
+        """This step works from now on. Returns the one that called it."""
+        now, caller = self._now(), self._working
+        if caller is not None:
+            caller.seconds += now - self._since
+        self._working, self._since = step, now
+        return caller
+
+    def leave(self, step: RunningStep, caller: RunningStep | None) -> None:
+        """It has done its work, and its caller goes on."""
+        now = self._now()
+        step.seconds += now - self._since
+        self._working, self._since = caller, now
+
+
 class StepOutput:
     """Where a step puts its rows; counts them on the way."""
 
-    __slots__ = ("batches", "dropped", "is_look", "rows", "settle", "sides", "targets")
+    __slots__ = ("_width", "batches", "bytes", "dropped", "is_look", "rows", "settle", "sides", "targets")
 
     def __init__(self) -> None:
         #: Lets event time move on while a step is still putting rows out. Set by the chain.
@@ -37,6 +74,9 @@ class StepOutput:
         self.sides: dict[str, list[Receiver]] = {}
         self.rows = 0
         self.batches = 0
+        #: Bytes of its rows, by the width of every sixteenth batch.
+        self.bytes = 0.0
+        self._width = 0.0
         self.dropped = 0
         #: Whether the run is a look at one stream, such as `collect()`, which need not read all. Set when it is built.
         self.is_look = False
@@ -46,7 +86,10 @@ class StepOutput:
         rows = batch.num_rows
         if rows:
             self.rows += rows
+            if not self.batches % _WEIGHED:
+                self._width = batch.nbytes / rows
             self.batches += 1
+            self.bytes += rows * self._width
             for target in self.targets:
                 target(batch)
 
@@ -181,6 +224,23 @@ class RunningStep:
     port_watermarks: dict[int, int] = field(default_factory=dict)
     #: What is known of its inputs before any row: the columns of each.
     schemas: tuple[Schema | None, ...] = ()
+    #: That of its task; and the seconds that it has charged to this step: its work, and waiting for room behind it.
+    timer: StepTimer = field(default_factory=StepTimer)
+    seconds: float = 0.0
+    #: Seconds of its work alone, as they were last told.
+    busy_seconds: float = 0.0
+    #: Seconds that its last snapshot took.
+    snapshot_seconds: float = 0.0
+
+    def tell_busy(self) -> float:
+        """Seconds of its work, without waiting for room. Never fewer: a wait may be known before its work."""
+        self.busy_seconds = max(self.busy_seconds, self.seconds - self.blocked_seconds)
+        return self.busy_seconds
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long the channels behind it were full."""
+        return sum(router.blocked_seconds for router in self.routers)
 
     def overrides(self, method: str) -> bool:
         """Whether the operator does something of its own there: what nobody listens to is not called."""
@@ -191,15 +251,19 @@ class RunningStep:
         if self.operator is None:
             return self.output.emit
         process, output, failed = self.operator.process, self.output, self.failed
+        enter, leave = self.timer.enter, self.timer.leave
 
         def receive(batch: Batch) -> None:
             self.received += batch.num_rows
+            caller = enter(self)
             try:
                 process(batch, output, port=port)
             except OperatorFailedError:  # of a step behind this one: it has its name already
                 raise
             except Exception as error:
                 raise failed(error, batch) from error
+            finally:
+                leave(self, caller)
 
         return receive
 
@@ -215,6 +279,14 @@ class RunningStep:
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the operator, with the step's name on what it raises."""
+        caller = self.timer.enter(self)
+        try:
+            return self.guard(method, *arguments)
+        finally:
+            self.timer.leave(self, caller)
+
+    def guard(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """The same without taking the time."""
         try:
             return method(*arguments)
         except OperatorFailedError:
@@ -246,6 +318,13 @@ class StepCounts:
     received_bytes: int = 0
     busy_seconds: float = 0.0
     backpressured_seconds: float = 0.0
+    #: Of the step alone: bytes that it put out, by samples; seconds of its work, and of waiting for room behind it.
+    emitted_bytes: int = 0
+    step_busy_seconds: float = 0.0
+    step_backpressured_seconds: float = 0.0
+    #: Bytes of its keyed state in the last checkpoint, and seconds that the snapshot for it took.
+    state_bytes: int = 0
+    snapshot_seconds: float = 0.0
 
 
 #: Bytes of state that a step takes in at once, where it can.
@@ -461,11 +540,13 @@ class Chain:
         """The state of every step, in order."""
         found: dict[str, OperatorState] = {}
         for step in self._steps:
+            before = step.seconds
             if step.sink is not None:
                 found[step.uid] = step.call(step.sink.prepare, checkpoint)
             elif step.operator is not None:
                 is_over = step.has_ended and not step.is_source and step.overrides("snapshot")
                 found[step.uid] = _OVER if is_over else step.call(step.operator.snapshot)
+            step.snapshot_seconds = step.seconds - before
         return found
 
     def pass_barrier(self, checkpoint: int) -> None:
@@ -489,7 +570,7 @@ class Chain:
     @property
     def blocked_seconds(self) -> float:
         """How long it has waited for room in the channels behind it."""
-        return sum(router.blocked_seconds for step in self._steps for router in step.routers)
+        return sum(step.blocked_seconds for step in self._steps)
 
     def preferred_ports(self) -> frozenset[int]:
         """The inputs that the first step would rather read."""
@@ -509,6 +590,10 @@ class Chain:
                 watermark=step.watermark,
                 statistics={} if step.operator is None else step.operator.statistics(),
                 received=step.output.rows if step.operator is None else step.received,
+                emitted_bytes=int(step.output.bytes),
+                step_busy_seconds=step.tell_busy(),
+                step_backpressured_seconds=step.blocked_seconds,
+                snapshot_seconds=step.snapshot_seconds,
             )
             for step in self._steps
         )

@@ -188,7 +188,10 @@ class Task:
             busy_seconds=busy,
             backpressured_seconds=blocked,
         )
-        return (mine, *others)
+        if self._uploads is None:
+            return (mine, *others)
+        sizes = self._uploads.state_bytes
+        return tuple(replace(each, state_bytes=sizes.get(each.uid, 0)) for each in (mine, *others))
 
     @property
     def idle_seconds(self) -> float:
@@ -334,8 +337,9 @@ class SourceTask(Task):
                 continue
             began = self._clock.monotonic()
             try:
-                batch = step.call(self._fetch, timeout)
+                batch = step.guard(self._fetch, timeout)
                 if batch is not None:
+                    step.seconds += self._clock.monotonic() - began
                     emit(batch)
             except OperatorFailedError as error:
                 error.set_input(replace(error.input, read=self._driver.last_read()))

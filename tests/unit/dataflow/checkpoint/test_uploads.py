@@ -94,6 +94,17 @@ def test_what_is_whole_takes_the_place_of_all_before(store, task):
     assert read(store, part) == {3: 3}
 
 
+def test_the_state_of_each_step_is_weighed(task):
+    sums = change(dict.fromkeys(range(10_000), 0))
+    task.write(1, {"sum": sums, "none": change({}), "own": OperatorState({0: b"own"})})
+    task.write(2, {"sum": change({5: 1}), "none": change({}), "own": OperatorState({0: b"other"})})
+    task.uploads.close()
+    sizes = task.uploads.state_bytes
+    assert 100_000 < sizes["sum"] < 1_000_000  # two numbers of eight bytes and more, each of 10,000 times
+    assert sizes.get("none", 0) == 0
+    assert 0 < sizes["own"] < 100
+
+
 def test_bytes_of_an_operators_own_are_whole_each_time(store, task):
     task.write(1, {"own": OperatorState({0: b"zero", 1: b"one"})})
     part = task.write(2, {"own": OperatorState({1: b"two"})})

@@ -56,6 +56,10 @@ def test_a_source_in_front_of_a_slow_step_waits_for_room():
     assert source.busy_seconds == 0
     assert worker.received_bytes >= BATCHES * batch().nbytes
     assert source.received_bytes == BATCHES * batch().nbytes
+    # The worker and the sink are in one task: what one of them takes is not charged to the other.
+    assert (worker.step_busy_seconds, found["out"].step_busy_seconds) == (BATCHES, 0)
+    assert source.step_backpressured_seconds == BATCHES - 2
+    assert source.emitted_bytes == worker.emitted_bytes == BATCHES * batch().nbytes
 
 
 def test_a_task_without_rows_is_neither_busy_nor_held_up():

@@ -26,7 +26,7 @@ from shoal.dataflow.execution.hosts.error_texts import ErrorText
 from shoal.dataflow.execution.hosts.plain_values import BadValueError, form_of
 from shoal.dataflow.language.settings import FlowSettings
 
-FORMAT = 3
+FORMAT = 4
 _MAGIC = b"SM"
 _HEADER = struct.Struct("<2sBBII")
 _SIZE = struct.Struct("<Q")
