@@ -74,7 +74,7 @@ def _are_distinct(cells: Cells) -> bool:
         return len(np.unique(cells)) == len(cells)
     is_there = np.zeros(flags, np.bool_)
     is_there[cells] = True
-    return np.count_nonzero(is_there) == len(cells)
+    return int(np.count_nonzero(is_there)) == len(cells)
 
 
 def occurrence(cells: Cells) -> Cells:
