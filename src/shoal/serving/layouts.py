@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from shoal.core.errors import Problem, problem
 from shoal.discovery.models.layouts import Layout, LayoutEntry
 from shoal.discovery.models.records import LATEST, LATEST_ONCE, SavedModel
+from shoal.discovery.replicas.updater import MISSED_CALLS
 from shoal.serving.filters import LayoutFilter, accepts
 from shoal.serving.models.configs import model_config, server_config
 from shoal.serving.models.lifecycle import VersionStatus
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
 
 POLICIES = (LATEST, LATEST_ONCE, "all")
-#: After so many calls without an answer in a row, models count as gone.
-MISSED_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from shoal.core.errors import (
     ShoalError,
     UnavailableError,
 )
+from shoal.core.tasks import task_scope
 from shoal.discovery.replicas.records import ModelState
 from shoal.serving.models.client import ModelServerClient, string_tensor
 from shoal.serving.models.configs import model_config, server_config
@@ -183,6 +184,28 @@ async def test_a_server_that_hangs_costs_one_deadline_for_all(serve):
     with pytest.raises(DeadlineError):
         await client.versions("m", timeout=1)
     server.resume()
+
+
+@pytest.mark.looptime
+async def test_a_model_that_hangs_delays_no_other(serve):
+    server, client = await serve(model_config("m", "/none"), model_config("n", "/none"))
+    server.hanging.add("m")
+    loop = asyncio.get_running_loop()
+    async with task_scope("test") as scope:
+        rounds, before = client.rounds(scope), loop.time()
+        for _ in range(3):
+            found = await rounds.next(["m", "n"], within=0.5)
+            assert {name: status.is_available for name, status in found.items()} == {"n": True}
+        assert loop.time() - before == pytest.approx(1.5, abs=0.1)
+        assert server.calls.count("GetModelStatus") == 4
+        await asyncio.sleep(5)
+        found = await rounds.next(["m", "n"], within=0.5)
+        assert found["m"].error_code == 4
+        # One that is no longer asked for is no longer waited for, and is asked anew later.
+        await rounds.next(["m"], within=0.5)
+        assert await rounds.next([], within=0.5) == {}
+        server.hanging.clear()
+        assert (await rounds.next(["m"], within=0.5))["m"].is_available
 
 
 async def test_predictions_are_a_function_of_the_input(serve):

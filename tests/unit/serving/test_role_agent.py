@@ -22,6 +22,12 @@ from shoal.testing.model_server import FakeModelServer
 from tests.unit.serving.conftest import Stage, shown_versions, until
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Model servers are asked all the time."""
+    monkeypatch.setattr("shoal.discovery.replicas.updater.INTERVAL", 0.02)
+
+
 class Roles:
     """An agent with one fake model server per role. Each loads the models of its file when the agent has started it."""
 
@@ -175,6 +181,30 @@ async def test_several_dense_services_on_one_machine_have_replicas_of_their_own(
             made.load(name)
         addresses = [f"10.0.0.1:{server.ports.grpc}" for server in made.parts.deployment.servers]
         await answered(stage, made.agent, ServerType.DENSE, {"dense:0": addresses})
+
+
+async def test_one_lost_call_withdraws_no_address(stage):
+    async with roles(stage, deploy_type="ps", num_ps=1) as made:
+        await made.agent.start()
+        made.load("ps")
+        await answered(stage, made.agent, ServerType.PS, {"ps:0": [made_address(made)]})
+        (name,) = await stage.store.children("/gip/service/m/ps:0")
+        states: list[int] = []
+        stage.store.watch_data(
+            f"/gip/service/m/ps:0/{name}", lambda value: states.append(json.loads(value.data)["stat"])
+        )
+        fake = made.servers["ps"]
+        fake.fail_calls(UnavailableError("overloaded"))
+        asked = len(fake.calls)
+        await until(lambda: len(fake.calls) > asked)
+        fake.fail_calls(None)
+        asked = len(fake.calls)
+        await until(lambda: len(fake.calls) > asked + 1)
+        assert states == [30]
+        fake.fail_calls(UnavailableError("gone"))
+        await until(lambda: states == [30, 0])
+        fake.fail_calls(None)
+        await until(lambda: states == [30, 0, 30])
 
 
 @pytest.mark.parametrize("services", [1, 3])

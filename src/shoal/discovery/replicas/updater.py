@@ -1,7 +1,8 @@
 """Registers the replicas of one agent, and keeps their states as its model servers report them.
 
-A replica begins as UNKNOWN. The state of each is asked for on its own, so a server that fails or hangs changes nothing
-for the others. After a lost session the registrar restores every node as it was. Called by serving agents.
+A replica begins as UNKNOWN, and is UNKNOWN again when its server has not answered several times in a row. The state of
+each is asked for on its own, so a server that fails or hangs changes nothing for the others. After a lost session the
+registrar restores every node as it was. Called by serving agents.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two questions to a model server.
 INTERVAL = 1.0
+#: After so many calls without an answer in a row, a model counts as gone: one lost call makes no peer look elsewhere.
+MISSED_CALLS = 3
 #: Stands for a replica id that the tree is to choose.
 UNSET = -1
 
@@ -113,13 +116,14 @@ class ReplicaUpdater:
         return number
 
     async def _follow(self, task: Task) -> None:
-        model = model_of(task)
+        model, missed = model_of(task), 0
         while True:
             try:
-                state = await self._state_of(model)
+                state, missed = await self._state_of(model), 0
             except ShoalError as error:
-                state = ModelState.UNKNOWN
-                if self._replicas[task].stat is not state:
+                missed += 1
+                state = ModelState.UNKNOWN if missed >= MISSED_CALLS else self._replicas[task].stat
+                if state is not self._replicas[task].stat:
                     log.warning("model %s: its server does not answer: %s", model, error)
             if state is not self._replicas[task].stat:
                 self._replicas[task] = replace(self._replicas[task], stat=state)

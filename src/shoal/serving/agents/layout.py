@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 #: How often the states of models are asked for while some of them are not available, and for how long after a change.
 EAGER_SECONDS = 0.1
 EAGER_FOR = 10.0
+#: How long a round waits for the states of models: that of one that answers later counts in a later round.
+ROUND_SECONDS = 0.5
 #: How often a model without any version is looked for again.
 VERSION_SECONDS = 2.0
 #: How long directories that nothing is known of are waited for.
@@ -358,8 +360,9 @@ class LayoutAgent:
         for name in self._counted - self._bindings.bound:
             self._parts.metrics.gone(name)
         for name in self._bindings.bound:
-            if statuses[name].is_available:
-                self._parts.metrics.available(name, statuses[name].version)
+            status = statuses.get(name)
+            if status is not None and status.is_available:
+                self._parts.metrics.available(name, status.version)
         self._counted = self._bindings.bound
 
     async def _follow_states(self) -> None:
@@ -367,11 +370,12 @@ class LayoutAgent:
         steady = float(self._parts.deployment.settings.update_model_status_interval)
         failures: dict[str, str] = {}
         clock, eager_until, seen = self._parts.clock, 0.0, self._plan
+        rounds = self._client.rounds(self._scope)
         while True:
             plan = self._plan
             if plan is not seen or not self._bindings.bound:
                 seen, eager_until = plan, clock.monotonic() + EAGER_FOR
-            statuses = await self._client.statuses(model_names(plan.config))
+            statuses = await rounds.next(model_names(plan.config), within=ROUND_SECONDS)
             if not self._is_running():
                 await self._look.wait()  # its start wakes us
                 continue

@@ -14,20 +14,19 @@ import logging
 from collections.abc import Iterator
 
 from shoal.core import files
-from shoal.core.errors import DeadlineError, ShoalError
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 from shoal.core.tasks import TaskScope, first_of
 from shoal.discovery.registrar import Registrar
 from shoal.discovery.replicas.paths import Location, Task, service_root
 from shoal.discovery.replicas.records import ModelState, Replica, ServerType
 from shoal.discovery.replicas.registrations import owned_tasks
-from shoal.discovery.replicas.updater import ReplicaUpdater, StateOf
+from shoal.discovery.replicas.updater import MISSED_CALLS, ReplicaUpdater, StateOf
 from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.views import ReplicaAddresses
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.config import deployment as deployments
 from shoal.serving.config.deployment import Deployment, Role
-from shoal.serving.layouts import MISSED_CALLS
 from shoal.serving.models.chosen import ChosenVersions
 from shoal.serving.models.client import ModelServerClient
 from shoal.serving.models.configs import config_text, model_names, role_config
@@ -292,6 +291,10 @@ class RoleAgent:
                 self._parts.metrics.available(model, status.version, replica_id=shown[1])
             elif status.was_answered or missed[model] >= MISSED_CALLS:  # one lost call changes nothing
                 self._parts.metrics.gone(model, replica_id=shown[1])
+            if not self._parts.runner.is_running(server):
+                return ModelState.UNKNOWN
+            if not status.was_answered:
+                raise UnavailableError(status.error_message)
             return status.state
 
         return ask

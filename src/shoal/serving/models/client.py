@@ -1,7 +1,7 @@
 """Calls one model server: states of models, another configuration, metadata, predictions.
 
-Every call has a deadline, and the states of several models are asked for side by side, so that a model server that
-hangs on one of them delays no other. Used by the monitor, the agents and `shoal serving-client`.
+Every call has a deadline, and the states of several models are asked for side by side. Used by the monitor, the agents
+and `shoal serving-client`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.core.errors import InternalError, NotFoundError, ShoalError
+from shoal.core.tasks import TaskScope
 from shoal.discovery.replicas.records import ModelState
 from shoal.serving.models.configs import model_spec
 from shoal.serving.models.lifecycle import VersionStatus, choose_version, state_of
@@ -64,6 +65,10 @@ class ModelServerClient:
         found = await asyncio.gather(*(self.status(name, timeout=timeout) for name in wanted))
         return dict(zip(wanted, found, strict=True))
 
+    def rounds(self, scope: TaskScope) -> StatusRounds:
+        """Ask for states again and again. `scope` owns the calls."""
+        return StatusRounds(self, scope)
+
     async def reload(self, config: pb.ModelServerConfig, *, timeout: float = RELOAD_TIMEOUT) -> None:
         """Have another configuration taken. Raises `ShoalError`; the configuration may have been taken all the same."""
         request = pb.ReloadConfigRequest(config=config)
@@ -98,6 +103,27 @@ class ModelServerClient:
     async def close(self) -> None:
         """Let go of the connection."""
         await self._channel.close()
+
+
+class StatusRounds:
+    """Asks one model server for the states of its models, round by round. One that hangs delays no other."""
+
+    def __init__(self, client: ModelServerClient, scope: TaskScope) -> None:
+        self._client = client
+        self._scope = scope
+        self._asked: dict[str, asyncio.Task[VersionStatus]] = {}
+
+    async def next(self, names: Iterable[str], *, within: float) -> dict[str, VersionStatus]:
+        """The states that are known in time. A call that goes on is part of the round in which it ends."""
+        wanted = list(names)
+        for gone in self._asked.keys() - set(wanted):
+            self._asked.pop(gone).cancel()
+        for name in wanted:
+            if name not in self._asked:
+                self._asked[name] = self._scope.start(self._client.status(name), name=f"status of {name}")
+        if self._asked:
+            await asyncio.wait(self._asked.values(), timeout=within)
+        return {name: self._asked.pop(name).result() for name in wanted if self._asked[name].done()}
 
 
 def failed_status(error: ShoalError) -> VersionStatus:

@@ -33,6 +33,8 @@ class FakeModelServer:
         self.models = FakeModels()
         #: Every method that was called.
         self.calls: list[str] = []
+        #: Models whose states are not told: such calls go on until they are cancelled.
+        self.hanging: set[str] = set()
         self._failure: ShoalError | None = None
         self._answering = asyncio.Event()
         self._answering.set()
@@ -76,6 +78,8 @@ class FakeModelServer:
         """The states of a model's versions."""
         await self._begin(call)
         _check_spec(request.model_spec)
+        if request.model_spec.name in self.hanging:
+            await asyncio.Event().wait()
         found = self.models.versions_of(request.model_spec)
         return pb.GetModelStatusResponse(model_version_status=[_status(each) for each in found])
 
