@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +37,19 @@ def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         said = io.StringIO()
         with contextlib.redirect_stdout(said), warnings.catch_warnings():
             warnings.simplefilter("error")
+            known = set(surroundings)
             exec(compiled, surroundings)
+            for name in sorted(surroundings.keys() - known):
+                if name.startswith("test_"):
+                    call_test(surroundings[name], tmp_path / name)
         if printed is not None:
             assert said.getvalue() == printed, f"{page}:{line}"
+
+
+def call_test(test: Any, folder: Path) -> None:
+    """Run a test that a page shows, as pytest does."""
+    folder.mkdir()
+    test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
 
 
 def test_nothing_that_should_run_is_left_out() -> None:

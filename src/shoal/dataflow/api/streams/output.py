@@ -41,12 +41,15 @@ class Output(Steps[Any]):
             note_change(self._node, made.node)
         return made
 
-    def run(self, *, parallelism: int = 1, settings: Any = None) -> Any:
-        """Run it to its end, and say how it went."""
+    def run(self, *, parallelism: int = 1, name: str = "flow", settings: Any = None, clock: Any = None) -> Any:
+        """Run it to its end, and say how it went.
+
+        Its checkpoints, if `settings` has them, lie under its name. Tests pass a clock, such as `VirtualTime`.
+        """
         from shoal.dataflow.execution import engine
 
         refuse_running("run()", find_location())
-        return engine.run([self._node], parallelism=parallelism, settings=settings)
+        return engine.run([self._node], name=name, parallelism=parallelism, settings=settings, clock=clock)
 
     async def start(self, parallelism: int = 1, *, name: str = "flow", settings: Any = None) -> None:
         """Start it, and come back when it runs."""
