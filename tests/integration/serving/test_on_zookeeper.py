@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import pytest
 
 from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.store import SessionState
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from tests.integration.discovery.test_zookeeper import expire
+from tests.peers.monolith import ForeignAgent
 from tests.services.zookeeper import ZookeeperServer
+from tests.unit.serving import test_layout_agent as by_layouts
+from tests.unit.serving import test_role_agent as by_roles
 from tests.unit.serving.conftest import Stage, until
 
 pytestmark = pytest.mark.integration
+
+#: What agents do on the embedded tree, here on ZooKeeper.
+CASES = [
+    by_layouts.test_a_published_model_is_served_bound_and_answered,
+    by_layouts.test_one_bad_entry_does_not_keep_the_others,
+    by_layouts.test_peers_see_each_other,
+    by_roles.test_a_location_has_its_own_parameter_servers,
+    by_roles.test_entry_starts_when_every_parameter_server_is_available,
+    by_roles.test_several_dense_services_on_one_machine_have_replicas_of_their_own,
+]
+
+quick = by_roles.quick
 
 ME = "p.s.m;lf;default:pod-1"
 
@@ -38,9 +55,53 @@ async def owner(stage: Stage, path: str) -> str:
 
 
 async def answers(client: ServingAgentClient, expected: dict[str, list[str]]) -> None:
+    found: dict[str, list[str]] | None = None
     async with asyncio.timeout(30):
-        while await client.heart_beat(ServerType.PS) != expected:
+        while found != expected:
+            with contextlib.suppress(UnavailableError):  # it does not know the tree yet
+                found = await client.heart_beat(ServerType.PS)
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("test_"))
+async def test_as_on_the_embedded_tree(stage, case):
+    await case(stage)
+
+
+async def test_an_agent_by_roles_and_a_foreign_one_serve_one_model(stage, zookeeper):
+    other = stage._make_store()
+    await other.open()
+    peer = ForeignAgent(other, stage.bzid)
+    await peer.replica("m/lf:default/ps:0/5", "10.9.9.9")
+    await peer.replica("m/hl:default/ps:0/6", "10.8.8.8")
+    async with by_roles.roles(stage, deploy_type="ps", num_ps=2, dc_aware=True) as made:
+        await made.agent.start()
+        made.load("ps")
+        (ports,) = (server.ports for server in made.parts.deployment.servers)
+        ours, theirs = f"10.0.0.1:{ports.grpc}", "10.9.9.9:44059"
+        client = ServingAgentClient(stage.network.transport("caller").connect(made.agent.address))
+        await answers(client, {"ps:0": [theirs, ours], "ps:1": [ours]})
+        # What it reads of us is what it would write itself.
+        path = f"/{stage.bzid}/service/m/lf:default/ps:1/{made.parts.deployment.replica_id}"
+        assert (await other.get(path)).data.decode() == (
+            f'{{"address": "{ours}", "address_ipv6": "[::]:{ports.grpc}", "stat": 30, "model_name": null, '
+            f'"server_type": null, "task": -1, "replica": -1, "archon_address": "10.0.0.1:{ports.archon}", '
+            f'"archon_address_ipv6": "[::]:{ports.archon}"}}'
+        )
+        await peer.replica("m/lf:default/ps:0/5", "10.9.9.9", stat=40)
+        await answers(client, {"ps:0": [ours], "ps:1": [ours]})
+        await peer.replica("m/lf:default/ps:0/5", "10.9.9.9")
+        await answers(client, {"ps:0": [theirs, ours], "ps:1": [ours]})
+        # Our session ends: what we had is there again, and of theirs nothing changes.
+        before = (await other.exists(path)).owner
+        await asyncio.to_thread(expire, zookeeper, made.parts.store._client.client_id)
+        async with asyncio.timeout(30):
+            while (found := await other.exists(path)) is None or found.owner == before:
+                await asyncio.sleep(0.02)
+        await answers(client, {"ps:0": [theirs, ours], "ps:1": [ours]})
+        await other.close()
+        await answers(client, {"ps:0": [ours], "ps:1": [ours]})
+        await client.close()
 
 
 async def test_everything_is_registered_again_in_a_new_session(stage, zookeeper):

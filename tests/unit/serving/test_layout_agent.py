@@ -64,9 +64,9 @@ async def test_the_container_tells_where_it_is(stage):
     async with stage.layout_agent(layout_filters=("entry; True", "ps_{i}; i % 2 == 0")) as (agent, _):
         await until(lambda: agent._registrar.paths)
         await agent._registrar.settled()
-        (name,) = await stage.store.children("/gip/container_service")
+        (name,) = await stage.store.children(f"/{stage.bzid}/container_service")
         assert name == ME
-        value = await stage.store.get(f"/gip/container_service/{name}")
+        value = await stage.store.get(f"/{stage.bzid}/container_service/{name}")
         ports = agent._server.ports
         told = json.loads(value.data)
         assert list(told) == ["grpc", "http", "archon", "agent", "idc", "debug_info"]
@@ -74,7 +74,7 @@ async def test_the_container_tells_where_it_is(stage):
         assert told["agent"] == f"10.0.0.1:{agent.address.rpartition(':')[2]}"
         assert told["idc"] == "lf"
         assert json.loads(told["debug_info"]) == {
-            "layout_path": "/gip/layouts/prod",
+            "layout_path": f"/{stage.bzid}/layouts/prod",
             "layout_filters": ["entry;True", r"ps_(?P<i>\d+);i % 2 == 0"],
         }
         assert value.stat.owner
@@ -88,16 +88,16 @@ async def test_filters_choose(stage):
         assert models.models.names() == ("m:ps_1", "m:ps_3")
 
 
-async def test_one_bad_entry_does_not_keep_the_others(stage, caplog):
+async def test_one_bad_entry_does_not_keep_the_others(stage):
     await stage.declare("m", "entry", "ps_0")
-    await stage.store.create("/gip/saved_models/bad/entry", b"{nonsense", makepath=True)
+    await stage.store.create(f"/{stage.bzid}/saved_models/bad/entry", b"{nonsense", makepath=True)
     await stage.store.create(
-        "/gip/saved_models/odd/entry", b'{"model_base_path": "/x", "version_policy": "best"}', makepath=True
+        f"/{stage.bzid}/saved_models/odd/entry", b'{"model_base_path": "/x", "version_policy": "best"}', makepath=True
     )
-    await stage.store.create("/gip/saved_models/half/entry", b'{"model_base_path": "\\ud800"}', makepath=True)
+    await stage.store.create(f"/{stage.bzid}/saved_models/half/entry", b'{"model_base_path": "\\ud800"}', makepath=True)
     async with stage.layout_agent(layout_filters=("entry", "ps_{i}; 1 // i == 1")) as (agent, models):
         for name in ("nothing", "a:b:c", "bad:entry", "half:entry", "odd:entry", "missing:entry", "m:ps_0", "m:entry"):
-            await stage.store.create(f"/gip/layouts/prod/{name}", makepath=True)
+            await stage.store.create(f"/{stage.bzid}/layouts/prod/{name}", makepath=True)
         await until(lambda: agent.bound == {"m:entry"} and len(agent.plan.problems) == 7)
         assert models.models.names() == ("m:entry",)
         said = " ".join(str(each) for each in agent.plan.problems)
@@ -216,7 +216,7 @@ async def test_declaring_a_model_again_takes_effect(stage):
 
 async def test_a_model_may_be_published_before_it_is_declared(stage):
     async with stage.layout_agent() as (agent, _):
-        await stage.store.create("/gip/layouts/prod/m:entry", makepath=True)
+        await stage.store.create(f"/{stage.bzid}/layouts/prod/m:entry", makepath=True)
         await until(lambda: agent.plan.problems)
         await stage.declare("m", "entry")
         await until(lambda: agent.bound == {"m:entry"})
@@ -275,17 +275,17 @@ async def test_a_new_session_brings_everything_back(stage):
     async with stage.layout_agent() as (agent, _):
         await stage.catalog.publish("m:entry", "prod")
         await bound_in_tree(stage, [f"entry:{ME}"])
-        before = (await stage.store.get(f"/gip/binding/m/entry:{ME}")).stat.owner
+        before = (await stage.store.get(f"/{stage.bzid}/binding/m/entry:{ME}")).stat.owner
         await stage.tree.end_session(before)
 
         async def owner() -> str:
-            found = await stage.store.exists(f"/gip/binding/m/entry:{ME}")
+            found = await stage.store.exists(f"/{stage.bzid}/binding/m/entry:{ME}")
             return found.owner if found is not None else before
 
         async with asyncio.timeout(20):
             while await owner() == before:
                 await asyncio.sleep(0.005)
-        assert await stage.store.exists(f"/gip/container_service/{ME}")
+        assert await stage.store.exists(f"/{stage.bzid}/container_service/{ME}")
         assert agent.bound == {"m:entry"}
 
 
@@ -340,7 +340,7 @@ async def test_a_model_server_that_never_listens_ends_the_start(stage):
         await agent.start()
     await agent.stop()
     assert stage.machines["pod-1"].alive("unified") == []
-    assert await stage.store.exists("/gip/container_service") is None
+    assert await stage.store.exists(f"/{stage.bzid}/container_service") is None
 
 
 async def test_peers_see_each_other(stage):
@@ -365,7 +365,7 @@ async def test_peers_see_each_other(stage):
 async def test_another_layout(stage, pattern):
     await stage.declare("m", "entry")
     async with stage.layout_agent(layout_pattern=pattern) as (agent, _):
-        await stage.store.create(f"{pattern or '/gip/layouts/default'}/m:entry", makepath=True)
+        await stage.store.create(f"{pattern or f'/{stage.bzid}/layouts/default'}/m:entry", makepath=True)
         await until(lambda: agent.bound == {"m:entry"})
 
 

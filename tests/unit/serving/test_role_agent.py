@@ -43,7 +43,7 @@ class Roles:
         self.stage = stage
         self.pod = pod or "pod-1"
         given = {
-            "bzid": "gip", "base_name": "m", "base_path": "/none", "deploy_type": "mixed", "agent_version": 1,
+            "bzid": stage.bzid, "base_name": "m", "base_path": "/none", "deploy_type": "mixed", "agent_version": 1,
             "num_ps": 2, "layout_pattern": None, **changes,
         }  # fmt: skip
         self.parts = stage.parts(stage.settings(**given), self.pod, on_exit=on_exit, env=env)
@@ -103,8 +103,8 @@ async def test_entry_starts_when_every_parameter_server_is_available(stage):
         ps, entry = (f"10.0.0.1:{ports[role].grpc}" for role in (Role.PS, Role.ENTRY))
         await answered(stage, made.agent, ServerType.PS, {"ps:0": [ps], "ps:1": [ps]})
         await answered(stage, made.agent, ServerType.ENTRY, {"entry:0": [entry]})
-        (name,) = await stage.store.children("/gip/service/m/ps:0")
-        value = await stage.store.get(f"/gip/service/m/ps:0/{name}")
+        (name,) = await stage.store.children(f"/{stage.bzid}/service/m/ps:0")
+        value = await stage.store.get(f"/{stage.bzid}/service/m/ps:0/{name}")
         assert json.loads(value.data) == {
             "address": ps,
             "address_ipv6": f"[::]:{ports[Role.PS].grpc}",
@@ -116,7 +116,7 @@ async def test_entry_starts_when_every_parameter_server_is_available(stage):
             "archon_address": f"10.0.0.1:{ports[Role.PS].archon}",
             "archon_address_ipv6": f"[::]:{ports[Role.PS].archon}",
         }
-    assert await stage.store.children("/gip/service/m/ps:0") == ()
+    assert await stage.store.children(f"/{stage.bzid}/service/m/ps:0") == ()
 
 
 async def test_entry_also_waits_for_dense(stage):
@@ -152,12 +152,12 @@ async def test_a_location_has_its_own_parameter_servers(stage):
         starting = asyncio.ensure_future(made.agent.start())
         elsewhere = b'{"address": "10.9.9.9:1", "stat": 30}'
         for task in ("ps:0", "ps:1"):
-            await stage.store.create(f"/gip/service/m/hl:default/{task}/7", elsewhere, makepath=True)
+            await stage.store.create(f"/{stage.bzid}/service/m/hl:default/{task}/7", elsewhere, makepath=True)
         await until(lambda: len(made.agent._watcher.table) >= 5)
         assert not made.started("entry")
         made.load("ps")
         await starting
-        assert await stage.store.children("/gip/service/m/lf:default") == ("entry:0", "ps:0", "ps:1")
+        assert await stage.store.children(f"/{stage.bzid}/service/m/lf:default") == ("entry:0", "ps:0", "ps:1")
 
 
 async def test_one_broken_model_changes_no_other_state(stage):
@@ -188,10 +188,10 @@ async def test_one_lost_call_withdraws_no_address(stage):
         await made.agent.start()
         made.load("ps")
         await answered(stage, made.agent, ServerType.PS, {"ps:0": [made_address(made)]})
-        (name,) = await stage.store.children("/gip/service/m/ps:0")
+        (name,) = await stage.store.children(f"/{stage.bzid}/service/m/ps:0")
         states: list[int] = []
         stage.store.watch_data(
-            f"/gip/service/m/ps:0/{name}", lambda value: states.append(json.loads(value.data)["stat"])
+            f"/{stage.bzid}/service/m/ps:0/{name}", lambda value: states.append(json.loads(value.data)["stat"])
         )
         fake = made.servers["ps"]
         fake.fail_calls(UnavailableError("overloaded"))
@@ -215,7 +215,7 @@ async def test_dense_services_without_an_id_of_their_machine_are_refused(stage, 
         with pytest.raises(InvalidError, match="replica_id: is required"):
             await made.agent.start()
         assert not made.started("dense")
-    assert await stage.store.exists("/gip/service") is None
+    assert await stage.store.exists(f"/{stage.bzid}/service") is None
 
 
 async def test_dense_model_servers_can_be_told_apart(stage):
@@ -230,13 +230,13 @@ async def test_dense_model_servers_can_be_told_apart(stage):
         ]
         assert told == [(str(2 * own), "0"), (str(2 * own + 1), "1")]
         await made.agent._registrar.settled()
-        assert set(await stage.store.children("/gip/service/m/dense:0")) == {replica for replica, _ in told}
+        assert set(await stage.store.children(f"/{stage.bzid}/service/m/dense:0")) == {replica for replica, _ in told}
 
 
 async def test_an_agent_with_ipv6_alone_answers_the_ipv6_addresses_of_peers(stage, monkeypatch):
     monkeypatch.setattr("shoal.discovery.hosts.local_address", lambda: "fd00::5")
     both = b'{"address": "10.9.9.9:1", "address_ipv6": "[fd00::9]:1", "stat": 30}'
-    await stage.store.create("/gip/service/m/ps:0/7", both, makepath=True)
+    await stage.store.create(f"/{stage.bzid}/service/m/ps:0/7", both, makepath=True)
     for host, expected in (("10.0.0.1", "10.9.9.9:1"), ("", "[fd00::9]:1")):
         async with roles(stage, deploy_type="ps", num_ps=1, env={"MY_HOST_IP": host}) as made:
             await made.agent.start()
@@ -249,7 +249,9 @@ async def test_the_proxy_follows_entry(stage):
         await until(lambda: made.agent.address)
         assert not made.started("entry")
         assert not made.started("proxy")
-        await stage.store.create("/gip/service/m/ps:0/3", b'{"address": "10.9.9.9:1", "stat": 30}', makepath=True)
+        await stage.store.create(
+            f"/{stage.bzid}/service/m/ps:0/3", b'{"address": "10.9.9.9:1", "stat": 30}', makepath=True
+        )
         await starting
         assert made.started("entry")
         assert made.started("proxy")
