@@ -340,6 +340,7 @@ class Agent:
             await self._executor.close()
         if self._found is not None:
             await self._found.close()
+        await self._volumes.close()
         await self._database.close()
 
     # -----------------------------------------------------------------------------------------------------
@@ -432,6 +433,7 @@ class Agent:
             default_user=settings.default_user,
             allow_privileged=settings.allow_privileged,
             pools={pool.name: pool.path for pool in settings.pools.values() if not pool.server},
+            exports=frozenset(pool.name for pool in settings.pools.values() if pool.server),
         )
         self._found = FoundRuntimes(known, clock=self.clock, wanted=settings.wanted_runtimes)
         return await self._found.find()

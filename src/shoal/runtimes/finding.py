@@ -43,8 +43,9 @@ class RuntimeSettings:
     pass_env: tuple[str, ...] = ()
     default_user: str = ""
     allow_privileged: bool = False
-    #: The directories of the node's storage pools by name.
+    #: The directories of the node's storage pools by name, and the names of those on the network.
     pools: Mapping[str, Path] = field(default_factory=dict)
+    exports: frozenset[str] = frozenset()
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
@@ -129,4 +130,10 @@ class FoundRuntimes:
         from shoal.runtimes.vm.runtime import VmRuntime  # an agent without QEMU has no use for its libraries
 
         settings = self._settings
-        return VmRuntime(settings.data_dir, clock=self._clock, node_id=settings.node_id, pools=settings.pools)
+        return VmRuntime(
+            settings.data_dir,
+            clock=self._clock,
+            node_id=settings.node_id,
+            pools=settings.pools,
+            exports=settings.exports,
+        )

@@ -2,8 +2,8 @@
 
 A volume of the driver `local` is a directory of this machine, in the agent's data directory or in a storage pool. One
 of the driver `nfs` is a directory of an exported file system, which is mounted here with the `mount` program of the
-machine. Other drivers are refused. Volumes are kept when a workload is deleted unless their retain policy is Delete.
-A size is reserved and not a quota: a directory can grow beyond it.
+machine and unmounted when it has no more users. Other drivers are refused. Volumes are kept when a workload is deleted
+unless their retain policy is Delete. A size is reserved and not a quota: a directory can grow beyond it.
 
 Called by the agent before a run is started and after a workload was deleted. Runtimes only see the directories.
 """
@@ -11,13 +11,17 @@ Called by the agent before a run is started and after a workload was deleted. Ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from shoal.core import faults
 from shoal.core.disk.durable import replace_file
 from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import UnavailableError
@@ -25,7 +29,11 @@ from shoal.core.ids import WorkloadId
 from shoal.model.workloads import FailureReason, ManagedVolume
 from shoal.runtimes.base import RunError
 
+log = logging.getLogger(__name__)
+
 LOCAL, NFS = "local", "nfs"
+#: What `mount` calls for an export.
+MOUNT_HELPER = "mount.nfs"
 _RECORD = "volumes.json"
 _MOUNT_SECONDS = 60.0
 _GIB = 1 << 30
@@ -44,6 +52,8 @@ class VolumeRecord:
     delete: bool
     #: Of a storage pool; empty for the agent's own directory.
     pool: str = ""
+    #: Whether its workload is on this node. A volume that is retained stays without it.
+    in_use: bool = True
 
 
 class Volumes:
@@ -57,33 +67,52 @@ class Volumes:
         mount: Sequence[str] = ("mount",),
         unmount: Sequence[str] = ("umount",),
     ) -> None:
-        """`pools` are the storage pools by name: a directory, or `server:/export` for one that is mounted over NFS."""
+        """`pools` are the storage pools by name: a directory, or `server:/export` for one that is mounted over NFS.
+
+        `mount` is called as `mount -t TYPE EXPORT DIRECTORY`.
+        """
         self._directory = directory
         self._pools = dict(pools or {})
         self._mount = tuple(mount)
         self._unmount = tuple(unmount)
         self._mounting: dict[str, asyncio.Lock] = {}
+        #: Work under way in each pool that needs its mount.
+        self._working: Counter[str] = Counter()
 
     @property
     def drivers(self) -> tuple[str, ...]:
         """What this node can provide."""
         exports = any(_is_export(place) for place in self._pools.values())
-        return (LOCAL, NFS) if exports and shutil.which(self._mount[0]) is not None else (LOCAL,)
+        return (LOCAL, NFS) if exports and not self._missing() else (LOCAL,)
 
-    async def provide(self, workload_id: WorkloadId, volumes: Sequence[ManagedVolume]) -> dict[str, str]:
-        """Make the volumes of a workload and return their directories by name. Raises `RunError`."""
+    async def provide(
+        self, workload_id: WorkloadId, volumes: Sequence[ManagedVolume], *, hold_disks: bool = False
+    ) -> dict[str, str]:
+        """Make the volumes of a workload and return their directories by name. Raises `RunError`.
+
+        Volumes that `hold_disks` get the disks of a guest: a file system that they name is the guest's to make, and
+        their directories may be on any other.
+        """
         for volume in volumes:
             self._check(volume)
-        provided = {}
-        for volume in volumes:
-            parent = await self._parent_of(volume)
-            provided[volume.name] = str(parent / workload_id / volume.name)
-            await asyncio.to_thread(self._make, Path(provided[volume.name]), volume)
-        if volumes:
-            try:
-                await asyncio.to_thread(self._remember, workload_id, volumes, provided)
-            except UnavailableError as error:
-                raise _storage_error(error.message) from error
+        exports = {volume.pool_name for volume in volumes if volume.driver == NFS}
+        self._working.update(exports)
+        try:
+            provided = {}
+            for volume in volumes:
+                parent = await self._parent_of(volume)
+                path = parent / workload_id / volume.name
+                provided[volume.name] = str(path)
+                await asyncio.to_thread(self._make, path, volume)
+                if (volume.driver or LOCAL) == LOCAL and volume.fs_type and not hold_disks:
+                    await asyncio.to_thread(_check_file_system, path, volume)
+            if volumes:
+                try:
+                    await asyncio.to_thread(self._remember, workload_id, volumes, provided)
+                except UnavailableError as error:
+                    raise _storage_error(error.message) from error
+        finally:
+            self._working.subtract(exports)
         return provided
 
     async def delete(self, workload_id: WorkloadId, newest: Sequence[ManagedVolume] = ()) -> None:
@@ -95,20 +124,47 @@ class Volumes:
         policies = {volume.name: _is_deleted(volume) for volume in newest}
         for name in [name for name, record in records.items() if policies.get(name, record.delete)]:
             record = records.pop(name)
+            self._working[record.pool] += 1
             try:
                 if record.driver == NFS:
                     await self._mounted(record.pool)
                 await asyncio.to_thread(_remove, Path(record.path))
             except (RunError, OSError) as error:
                 raise UnavailableError(f"volume {name!r} cannot be removed: {error}") from error
+            finally:
+                self._working[record.pool] -= 1
+            faults.reach("volume.removed")
             await asyncio.to_thread(self._write, workload_id, records)
 
+    async def release(self, workload_id: WorkloadId) -> None:
+        """A workload is no longer on this node: unmount what only it has used. May be repeated."""
+        try:
+            records = await asyncio.to_thread(self._records, workload_id)
+            released = {name: replace(record, in_use=False) for name, record in records.items()}
+            if released != records:
+                await asyncio.to_thread(self._write, workload_id, released)
+        except UnavailableError as error:
+            log.warning("what workload %s used stays mounted: %s", workload_id, error.message)
+        else:
+            await self.close()
+
     async def close(self) -> None:
-        """Unmount what was mounted. What is in use stays."""
+        """Unmount every export that no workload of this node uses."""
         for name, place in self._pools.items():
             target = self._target(name)
-            if _is_export(place) and await asyncio.to_thread(_is_mounted, target):
-                await _run((*self._unmount, str(target)))
+            async with self._mounting.setdefault(name, asyncio.Lock()):
+                if not _is_export(place) or self._working[name] or not await asyncio.to_thread(_is_mounted, target):
+                    continue
+                try:
+                    in_use = await asyncio.to_thread(self._pools_in_use)
+                except UnavailableError as error:
+                    log.warning("%s stays mounted: %s", place, error.message)
+                    continue
+                if name in in_use or self._working[name]:
+                    continue
+                said = await _run((*self._unmount, str(target)))
+                if said:
+                    log.warning("%s cannot be unmounted: %s", place, said)
 
     # --- checks -------------------------------------------------------------------------------------------
 
@@ -136,8 +192,8 @@ class Volumes:
         place = self._pools[volume.pool_name]
         if not _is_export(place):
             return Path(place) / "volumes"
-        if shutil.which(self._mount[0]) is None:
-            raise _refused(volume, f"needs the program {self._mount[0]}, which this node does not have")
+        if missing := self._missing():
+            raise _refused(volume, f"needs {missing}, which this node does not have")
         return await self._mounted(volume.pool_name, volume.fs_type)
 
     async def _mounted(self, pool: str, fs_type: str = "") -> Path:
@@ -154,6 +210,13 @@ class Volumes:
                 raise _storage_error(f"{place} cannot be mounted: {said or 'nothing is mounted there'}")
         return target
 
+    def _missing(self) -> str:
+        """What this node lacks to mount an export; empty when it has everything."""
+        for program in (self._mount[0], MOUNT_HELPER):
+            if shutil.which(program) is None:
+                return f"the program {program}"
+        return "" if kernel_has_nfs() else "a kernel with NFS"
+
     def _target(self, pool: str) -> Path:
         return self._directory / "mounts" / pool
 
@@ -169,9 +232,6 @@ class Volumes:
                 path.chmod(0o777)
         except OSError as error:
             raise _storage_error(f"volume {volume.name!r} cannot be made: {error}") from error
-        found = _file_system_of(path)
-        if (volume.driver or LOCAL) == LOCAL and volume.fs_type and volume.fs_type != found:
-            raise _refused(volume, f"has the file system type {volume.fs_type!r}, and its directory is on {found}")
 
     def _remember(self, workload_id: WorkloadId, volumes: Sequence[ManagedVolume], provided: Mapping[str, str]) -> None:
         records = self._records(workload_id)
@@ -183,6 +243,11 @@ class Volumes:
                 pool=volume.pool_name,
             )
         self._write(workload_id, records)
+
+    def _pools_in_use(self) -> set[str]:
+        """The pools with volumes of workloads that are on this node. Raises `UnavailableError`."""
+        known = [WorkloadId(path.parent.name) for path in (self._directory / "records").glob(f"*/{_RECORD}")]
+        return {record.pool for each in known for record in self._records(each).values() if record.in_use}
 
     def _records(self, workload_id: WorkloadId) -> dict[str, VolumeRecord]:
         try:
@@ -233,6 +298,23 @@ def _check_room(path: Path, volume: ManagedVolume) -> None:
         raise _storage_error(
             f"volume {volume.name!r} needs {volume.size_gb} GB, and its disk has {free / _GIB:.1f} GB left"
         )
+
+
+def _check_file_system(path: Path, volume: ManagedVolume) -> None:
+    found = _file_system_of(path)
+    if volume.fs_type != found:
+        raise _refused(volume, f"has the file system type {volume.fs_type!r}, and its directory is on {found}")
+
+
+def kernel_has_nfs() -> bool:
+    """Whether the kernel knows NFS, or has a module for it that a mount loads."""
+    with contextlib.suppress(OSError):
+        if {"nfs", "nfs4"} & set(Path("/proc/filesystems").read_text().split()):
+            return True
+    with contextlib.suppress(OSError):
+        modules = Path("/lib/modules") / os.uname().release / "modules.dep"
+        return "/nfs.ko" in modules.read_text()
+    return False
 
 
 def _is_mounted(target: Path) -> bool:

@@ -170,3 +170,18 @@ async def nurse(fleet):
 def python(code):
     """A command that runs some Python."""
     return [sys.executable, "-u", "-c", code]
+
+
+async def until_dead(fleet, name):
+    """Wait until a process of a fleet was killed, and take it out of the fleet."""
+
+    async def is_dead():
+        return not fleet.is_running(name)
+
+    await until(is_dead, what=f"{name} is dead")
+
+
+async def start_doomed(fleet, name, faults):
+    """Start an agent that may die before it serves."""
+    with contextlib.suppress(ShoalError):
+        await fleet.start_agent(name, env={"SHOAL_FAULTS": faults})

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from shoal.cli.local.fleet import LocalFleet
 from shoal.model.documents import read_document
-from tests.e2e.fleet.drill import until_gone, until_status
+from tests.e2e.fleet.drill import start_doomed, until_dead, until_gone, until_status
 from tests.services.downloads import serve_downloads
 from tests.services.guests import KERNEL_ARGS, boot_disk, find_guests
 
@@ -25,8 +25,8 @@ def downloads(tmp_path_factory):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def control(tmp_path_factory, downloads):
-    """A client of a fleet with one agent, which trusts the CAs of its machine: SSL_CERT_FILE names them here."""
+async def fleet(tmp_path_factory, downloads):
+    """A fleet with one agent, which trusts the CAs of its machine: SSL_CERT_FILE names them here."""
     find_guests()
     fleet = LocalFleet(
         tmp_path_factory.mktemp("vms"),
@@ -37,9 +37,16 @@ async def control(tmp_path_factory, downloads):
         heartbeat_interval=timedelta(milliseconds=300),
         secure=False,
         extra_env={"SSL_CERT_FILE": str(downloads.ca)},
+        stop_workloads_on_exit=False,
         agent_args=["--runtimes", "vm"],
     )
-    async with fleet, fleet.client() as client:
+    async with fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def control(fleet):
+    async with fleet.client() as client:
         yield client
 
 
@@ -75,21 +82,39 @@ async def test_a_guest_that_never_boots_has_failed_as_such_with_its_console(cont
     assert "] " in view.run.last_output
 
 
-async def test_a_guest_boots_is_updated_with_its_disk_and_removed(control):
+async def test_a_guest_boots_is_updated_with_its_disks_and_removed_with_them_although_its_agent_is_killed(
+    control, fleet
+):
     boot = {"console": "^up$"}
-    disks = [{"size_gb": 1}]
-    script = (
-        "dd if=/dev/vda bs=6 count=1 2>/dev/null; echo; echo first | dd of=/dev/vda conv=fsync 2>/dev/null; echo up"
-    )
-    await control.apply(vm("web", f"{script}; exec sleep 1000", boot=boot, disks=disks, revision="1"))
+    keeps = {
+        "boot": boot,
+        "disks": [{"size_gb": 1}],
+        # The file system is the guest's: its directory on the node may be on any other.
+        "managed_volumes": [{"name": "data", "size_gb": 1, "fs_type": "ext2", "retain_policy": "Delete"}],
+        "retain_policy": "Delete",
+    }
+    look = "dd if=/dev/vda bs=6 count=1 2>/dev/null; echo; dd if=/dev/vdb bs=6 count=1 2>/dev/null; echo"
+    write = "for disk in vda vdb; do echo $disk-1 | dd of=/dev/$disk conv=fsync 2>/dev/null; done"
+    await control.apply(vm("web", f"{write}; echo up; exec sleep 1000", revision="1", **keeps))
     await until_status(control, "web", "Running", revision="1")
-    again = vm("web", f"{script}; echo second; exec sleep 1000", boot=boot, disks=disks, revision="2")
-    await control.apply(again)
+    await control.apply(vm("web", f"{look}; echo up; exec sleep 1000", revision="2", **keeps))
     await until_status(control, "web", "Running", revision="2")
     printed = b"".join([piece.data async for piece in control.logs("web")])
-    assert b"first\n\nup\nsecond\n" in printed
+    assert b"vda-1\n\nvdb-1\n\nup\n" in printed
+    (node,) = fleet.names
+    kept = [*fleet.base_dir.glob("**/vm/disks/web/*.qcow2"), *fleet.base_dir.glob("**/volumes/local/web/data/*")]
+    assert len(kept) == 2
+    await fleet.kill_agent(node)
+    await fleet.start_agent(node, env={"SHOAL_FAULTS": "vm.disks.removed=kill"})
     await control.delete("web")
+    await until_dead(fleet, node)
+    assert [path.exists() for path in kept] == [False, True]
+    await start_doomed(fleet, node, "volume.removed=kill")
+    await until_dead(fleet, node)
+    assert [path.exists() for path in kept] == [False, False]
+    await fleet.start_agent(node)
     await until_gone(control, "web")
+    assert not list(fleet.base_dir.glob("**/volumes/records/web"))
 
 
 def fetched_vm(name, url, sha256):

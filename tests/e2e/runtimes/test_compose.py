@@ -469,6 +469,28 @@ async def test_an_update_while_containers_are_listed_ends_nothing(
     assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"web": "running"})
 
 
+async def test_what_is_listed_by_labels_carries_all_of_them(connect: Connect, engine: Engine) -> None:
+    """Podman 4 lists volumes that carry any of them: a delete would remove those of other workloads."""
+    api = await connect()
+    ours = {"shoal.node": NODE, "shoal.workload": "one"}
+    for name in ("one", "two"):
+        labels = {**ours, "shoal.workload": name}
+        words = [f"--label={key}={value}" for key, value in labels.items()]
+        await api.create_volume(f"{NODE}-{name}", labels)
+        await api.create_network(f"{NODE}-{name}", labels)
+        engine.podman("create", "--name", f"{NODE}-{name}", *words, IMAGE, "true")
+    try:
+        assert await api.volumes(ours) == [f"{NODE}-one"]
+        assert await api.networks(ours) == [f"{NODE}-one"]
+        assert [each["Names"] for each in await api.containers(ours)] == [[f"/{NODE}-one"]]
+    finally:
+        for name in ("one", "two"):
+            await api.remove(f"{NODE}-{name}")
+            await api.remove_volume(f"{NODE}-{name}")
+            await api.remove_network(f"{NODE}-{name}")
+        await api.close()
+
+
 @pytest.mark.parametrize(("delete_data", "expected"), [(None, "kept"), (False, "kept"), (True, "none")])
 async def test_volumes_go_only_with_a_delete_that_says_so(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], delete_data: bool | None, expected: str

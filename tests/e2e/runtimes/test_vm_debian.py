@@ -98,7 +98,6 @@ def debian(key: str) -> VmSpec:
     )
 
 
-@pytest.mark.long
 async def test_a_debian_guest_is_what_its_spec_says(tmp_path: Path) -> None:
     if shutil.which("ssh") is None:
         do_without("not installed: openssh-client")

@@ -18,7 +18,7 @@ from shoal.model.workloads import DesiredState, WorkloadType
 from shoal.testing.clock import LoopClock
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
 from shoal.testing.threads import InlineThreads
-from shoal.wire.convert import agent_spec_from_proto
+from shoal.wire.convert import agent_spec_from_proto, workload_type_to_agent
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from tests.unit.agent.making import START, order_bytes, workload
 
@@ -29,13 +29,20 @@ class Kit:
     """One agent's executor and the machine under it."""
 
     def __init__(
-        self, data_dir: Path, *, capacity: Resources = CAPACITY, types=(WorkloadType.PROCESS,), runtime=FakeRuntime
+        self,
+        data_dir: Path,
+        *,
+        capacity: Resources = CAPACITY,
+        types=(WorkloadType.PROCESS,),
+        runtime=FakeRuntime,
+        volumes=None,
     ) -> None:
         self.data_dir = data_dir
         self.capacity = capacity
         self.types = types
         #: The class of the runtimes.
         self.runtime = runtime
+        self.volumes = volumes
         self.clock = LoopClock(START)
         self.entropy = SeededEntropy(7)
         self.machine = FakeMachine(self.clock)
@@ -58,6 +65,7 @@ class Kit:
             entropy=self.entropy,
             changed=self.note_change,
             ports=PortBook(self.entropy, free=lambda port: port not in self.busy_ports),
+            volumes=self.volumes,
         )
         await self.executor.open()
 
@@ -84,24 +92,25 @@ class Kit:
         attempt: int = 0,
         **fields,
     ):
-        message = workload(spec, **fields)
+        message = spec if isinstance(spec, pb.WorkloadSpec) else workload(spec, **fields)
+        kind = self.types[0] if isinstance(spec, pb.WorkloadSpec) else WorkloadType.PROCESS
         data, digest = order_bytes(message)
         return await self.executor.apply(
             ApplyCommand(
                 workload_id=WorkloadId(workload_id),
-                type=WorkloadType.PROCESS,
+                type=kind,
                 revision_id=revision or digest.hex(),
                 desired=desired,
                 spec_bytes=data,
                 spec_sha256=digest,
-                spec=agent_spec_from_proto(message, pb.WORKLOAD_TYPE_PROCESS),
+                spec=agent_spec_from_proto(message, workload_type_to_agent(kind)),
                 generation=generation,
                 attempt=attempt,
             )
         )
 
-    async def delete(self, workload_id: str = "w", *, generation: int = 0):
-        return await self.executor.delete(DeleteCommand(WorkloadId(workload_id), generation))
+    async def delete(self, workload_id: str = "w", *, generation: int = 0, keep_data: bool = False):
+        return await self.executor.delete(DeleteCommand(WorkloadId(workload_id), generation, keep_data))
 
     def status(self, workload_id: str = "w"):
         return self.executor.roster.report(WorkloadId(workload_id)).status

@@ -11,6 +11,7 @@ import pytest
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import WorkloadId
 from shoal.model.workloads import FailureReason, ManagedVolume
+from shoal.runtimes import volumes as volumes_module
 from shoal.runtimes.base import RunError
 from shoal.runtimes.volumes import Volumes
 
@@ -109,6 +110,14 @@ def stand_in(folder: Path, script: str) -> tuple[str, ...]:
     return (str(path),)
 
 
+@pytest.fixture
+def nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node that can mount exports: a stand-in needs neither helper nor kernel."""
+    monkeypatch.setattr(volumes_module, "MOUNT_HELPER", "true")
+    monkeypatch.setattr(volumes_module, "kernel_has_nfs", lambda: True)
+
+
+@pytest.mark.usefixtures("nfs")
 async def test_an_export_is_mounted_once(tmp_path: Path) -> None:
     """The stand-in binds a directory in place of an export: no NFS server runs in tests."""
     if os.geteuid() != 0:
@@ -125,16 +134,24 @@ async def test_an_export_is_mounted_once(tmp_path: Path) -> None:
         assert (export / WEB / "data" / "shared").read_text() == "seen elsewhere"
         assert await volumes.provide(WEB, [wanted]) == provided
         assert called.read_text() == f"-t nfs 127.0.0.1:/export {tmp_path}/agent/mounts/far\n"  # once
-        # An agent that has not mounted it yet mounts it to delete.
+        # It stays while anybody uses it; whoever needs it later mounts it again.
+        db = await volumes.provide(WorkloadId("db"), [volume(driver="nfs", pool_name="far")])
+        await volumes.release(WorkloadId("db"))
         await volumes.close()
+        assert Path(provided["data"]).exists()
+        await volumes.release(WEB)
+        assert not Path(provided["data"]).exists()
         await volumes.delete(WEB)
-        assert list(export.iterdir()) == []
+        assert [path.name for path in export.iterdir()] == ["db"]
+        await volumes.release(WEB)
+        assert not Path(db["data"]).exists()
     finally:
         await volumes.close()
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     assert subprocess.run(["mountpoint", "-q", str(tmp_path / "agent/mounts/far")], check=False).returncode != 0
 
 
+@pytest.mark.usefixtures("nfs")
 @pytest.mark.parametrize(
     ("script", "words"),
     [("echo access denied by server >&2; exit 32", "access denied by server"), ("exit 0", "nothing is mounted there")],
@@ -146,9 +163,32 @@ async def test_an_export_that_cannot_be_mounted_is_a_storage_error(tmp_path: Pat
     assert (raised.value.failure, raised.value.transient) == (FailureReason.STORAGE_ERROR, True)
 
 
-async def test_a_node_without_the_program_does_not_offer_nfs(tmp_path: Path) -> None:
-    volumes = Volumes(tmp_path / "agent", pools={"far": "127.0.0.1:/export"}, mount=("/nowhere/mount",))
+@pytest.mark.parametrize("missing", ["mount", "helper", "kernel"])
+@pytest.mark.usefixtures("nfs")
+async def test_a_node_that_cannot_mount_exports_does_not_offer_nfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    mount = ("/nowhere/mount",) if missing == "mount" else stand_in(tmp_path, "exit 0")
+    if missing == "helper":
+        monkeypatch.setattr(volumes_module, "MOUNT_HELPER", "/nowhere/mount.nfs")
+    if missing == "kernel":
+        monkeypatch.setattr(volumes_module, "kernel_has_nfs", lambda: False)
+    volumes = Volumes(tmp_path / "agent", pools={"far": "127.0.0.1:/export"}, mount=mount)
     assert volumes.drivers == ("local",)
     with pytest.raises(RunError, match="does not have") as raised:
         await volumes.provide(WEB, [volume(driver="nfs", pool_name="far")])
     assert raised.value.failure is FailureReason.INVALID_SPEC
+
+
+async def test_a_guest_s_volume_may_name_a_file_system_that_its_directory_is_not_on(tmp_path: Path) -> None:
+    provided = await Volumes(tmp_path).provide(WEB, [volume(fs_type="ext2")], hold_disks=True)
+    assert Path(provided["data"]).is_dir()
+
+
+async def test_a_damaged_record_of_another_workload_keeps_no_workload_from_its_release(tmp_path: Path) -> None:
+    volumes = Volumes(tmp_path, pools={"far": "127.0.0.1:/export"})
+    for name in (WEB, WorkloadId("db")):
+        await volumes.provide(name, [volume()])
+    (tmp_path / "records" / "db" / "volumes.json").write_text("{")
+    await volumes.release(WEB)
+    await volumes.release(WorkloadId("db"))

@@ -483,7 +483,9 @@ class WorkloadActor:
         """The directories of its managed volumes. Raises `RunError`."""
         if not body.managed_volumes or self._around.volumes is None:
             return {}
-        return await self._around.volumes.provide(self.workload_id, body.managed_volumes)
+        return await self._around.volumes.provide(
+            self.workload_id, body.managed_volumes, hold_disks=body.volumes_hold_disks
+        )
 
     async def _prepare(self, run_id: RunId, decided: WorkloadState, after: float) -> None:
         """Make everything ready for another spec, while the run of the present one goes on."""
@@ -539,9 +541,11 @@ class WorkloadActor:
         deleted = state.intent.deleting and not state.intent.keeps_data
         delete_data = deleted and state.spec is not None and state.spec.body.deletes_data
         await self._persist(lambda: self._forget_once(delete_data=delete_data), None)
-        if deleted and self._around.volumes is not None:
-            newest = state.spec.body.managed_volumes if state.spec is not None else ()
-            await self._persist(partial(self._around.volumes.delete, self.workload_id, newest), None)
+        if self._around.volumes is not None:
+            if deleted:
+                newest = state.spec.body.managed_volumes if state.spec is not None else ()
+                await self._persist(partial(self._around.volumes.delete, self.workload_id, newest), None)
+            await self._around.volumes.release(self.workload_id)
         if self._around.certificates is not None:
             await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)

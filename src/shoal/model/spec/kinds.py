@@ -375,6 +375,11 @@ class VmSpec(Body):
     retain_policy: RetainPolicy = ""
 
     @property
+    def volumes_hold_disks(self) -> bool:
+        """A guest sees disks only."""
+        return True
+
+    @property
     def restart_rules(self) -> RestartPolicy:
         """When the agent starts it again by itself."""
         return self.restart

@@ -279,6 +279,11 @@ class ManagedVolume:
     #: The storage pool of the node that it lies in, whose space it reserves. Empty: the agent's own directory.
     pool_name: Annotated[str, MaxLength(128)] = ""
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether its workload may not write to it."""
+        return self.read_only or self.access_mode == "ReadOnlyMany"
+
 
 class Body:
     """What every kind of workload answers, whatever it is made of. Kinds that have a field of the name override it."""
@@ -339,6 +344,11 @@ class Body:
     def managed_volumes(self) -> tuple[ManagedVolume, ...]:
         """Volumes that outlive its revisions."""
         return ()
+
+    @property
+    def volumes_hold_disks(self) -> bool:
+        """Whether its managed volumes are disks, whose file systems are its own to make, and not directories."""
+        return False
 
     @property
     def retain_policy(self) -> str:

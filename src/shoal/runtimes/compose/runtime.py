@@ -749,6 +749,7 @@ class ComposeRuntime:
         for network in await api.networks(labels):
             await api.remove_network(network)
         if delete_data:
+            faults.reach("compose.delete.volumes")
             for volume in await api.volumes(labels):
                 await api.remove_volume(volume)
 

@@ -171,7 +171,8 @@ class EngineApi:
     async def containers(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
         """Every container, running or not, that carries all of `labels`."""
         filters = json.dumps({"label": _label_filter(labels)})
-        return list(await self._call("GET", "/containers/json", params={"all": "1", "filters": filters}) or [])
+        found = await self._call("GET", "/containers/json", params={"all": "1", "filters": filters}) or []
+        return [each for each in found if _carries(each, labels)]
 
     async def container(self, container: str) -> dict[str, Any] | None:
         """One container by id or name, or None."""
@@ -246,7 +247,8 @@ class EngineApi:
     async def volumes(self, labels: Mapping[str, str]) -> list[str]:
         """The names of every volume that carries all of `labels`."""
         answer = await self._call("GET", "/volumes", params={"filters": json.dumps({"label": _label_filter(labels)})})
-        return [str(each["Name"]) for each in answer.get("Volumes") or []]
+        # Podman 4 lists those that carry any of them.
+        return [str(each["Name"]) for each in answer.get("Volumes") or [] if _carries(each, labels)]
 
     async def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a volume. One of that name that is there stays."""
@@ -259,7 +261,8 @@ class EngineApi:
     async def networks(self, labels: Mapping[str, str]) -> list[str]:
         """The names of every network that carries all of `labels`."""
         filters = json.dumps({"label": _label_filter(labels)})
-        return [str(each["Name"]) for each in await self._call("GET", "/networks", params={"filters": filters}) or []]
+        found = await self._call("GET", "/networks", params={"filters": filters}) or []
+        return [str(each["Name"]) for each in found if _carries(each, labels)]
 
     async def create_network(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a network. One of that name that is there is an error."""
@@ -478,6 +481,11 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise EngineError("the engine sent a line that is not JSON", status=200) from error
     return value if isinstance(value, dict) else {}
+
+
+def _carries(thing: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a listed thing has all of these labels: an engine's filter does not decide what is removed."""
+    return labels.items() <= (thing.get("Labels") or {}).items()
 
 
 def _label_filter(labels: Mapping[str, str]) -> list[str]:

@@ -139,10 +139,11 @@ def read_labels(labels: Mapping[str, str]) -> RunLabels | None:
 def _binds(request: RunRequest, spec: ContainerSpec, files: str) -> list[str]:
     """Directories of the host, as `source:target[:ro]`."""
     mounts = [(mount.host_path, mount.container_path, mount.read_only) for mount in spec.volumes]
-    for volume in spec.managed_volumes:
-        if volume.name in request.volumes and volume.mount_path:
-            read_only = volume.read_only or volume.access_mode == "ReadOnlyMany"
-            mounts.append((request.volumes[volume.name], volume.mount_path, read_only))
+    mounts += [
+        (request.volumes[volume.name], volume.mount_path, volume.is_read_only)
+        for volume in spec.managed_volumes
+        if volume.name in request.volumes and volume.mount_path
+    ]
     if files:
         mounts.append((files, FILES_PATH, True))
     return [f"{source}:{target}{':ro' if read_only else ''}" for source, target, read_only in mounts]

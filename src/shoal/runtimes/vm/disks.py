@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,9 +34,13 @@ from shoal.runtimes.vm.command_line import SERIAL_LENGTH, GuestDisk
 from shoal.runtimes.vm.disk_names import KnownDisk, has_data, is_attached_as_it_is, key_of, name_disks
 from shoal.runtimes.vm.images import ImageCache
 from shoal.runtimes.vm.qemu_img import image_facts, qemu_img
+from shoal.runtimes.volumes import NFS
 
 _GB = 1 << 30
 _BASE_FORMATS = ("qcow2", "raw")
+#: What a guest can make on a managed volume; the type of one on an export is that of its mount on the node.
+_GUEST_TYPES = ("ext4", "ext3", "ext2", "xfs", "btrfs", "vfat")
+_MOUNT_TYPES = ("nfs", "nfs4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,31 @@ def wanted_disks(spec: VmSpec) -> tuple[VmDisk, ...]:
 class DiskStore:
     """Makes and removes the disks of guests."""
 
-    def __init__(self, data_dir: Path, *, node_id: NodeId, pools: Mapping[str, Path], cache: ImageCache) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        node_id: NodeId,
+        pools: Mapping[str, Path],
+        exports: Container[str] = (),
+        cache: ImageCache,
+    ) -> None:
+        """`exports` are the pools of the node that are on the network: managed volumes lie there, and no disks."""
         self._disks = data_dir / "vm" / "disks"
         self._node_id = node_id
         self._pools = pools
+        self._exports = exports
         self._cache = cache
 
-    async def fetch(self, workload_id: WorkloadId, spec: VmSpec) -> None:
-        """Fetch the base images of a spec, and check its pools and which disks it means. Raises `RunError`."""
+    async def fetch(self, workload_id: WorkloadId, spec: VmSpec, volumes: Mapping[str, str]) -> None:
+        """Fetch the base images of a spec, and check its pools, its volumes and which disks it means.
+
+        Raises `RunError`.
+        """
         await asyncio.to_thread(self._name_disks, workload_id, spec)
+        for volume in spec.managed_volumes:
+            guest_file_system(volume)
+            await asyncio.to_thread(_volume_path, volume, volumes)
         for disk in wanted_disks(spec):
             if disk.image:
                 await self._cache.find(disk.image, disk.sha256)
@@ -89,14 +109,17 @@ class DiskStore:
                             made.serial,
                             wanted.mount_point,
                             read_only=made.read_only,
-                            is_blank=not wanted.image and not wanted.path,
+                            is_blank=not (wanted.image or wanted.path or made.read_only),
                         )
                     )
             for volume in spec.managed_volumes:
+                kind = guest_file_system(volume)
                 made = await _make_volume(volume, volumes, serial=volume_serial(volume.name))
                 disks.append(made)
-                kind = volume.fs_type or "ext4"
-                mounts.append(GuestMount(made.serial, volume.mount_path, kind, read_only=volume.read_only))
+                # What cannot be written has its file system already, of whatever type.
+                if volume.mount_path:
+                    is_blank = not volume.is_read_only
+                    mounts.append(GuestMount(made.serial, volume.mount_path, kind, volume.is_read_only, is_blank))
         except OSError as error:
             raise RunError(
                 f"the disks of workload {workload_id!r} cannot be made: {error}",
@@ -115,11 +138,18 @@ class DiskStore:
                 continue
             except OSError as error:
                 raise UnavailableError(f"the disks of workload {workload_id!r} cannot be removed: {error}") from error
+            faults.reach("vm.disks.removed")
 
     def _directory(self, workload_id: WorkloadId, pool_name: str) -> Path:
         if not pool_name:
             return self._disks / workload_id
         pool = self._pools.get(pool_name)
+        if pool_name in self._exports:
+            raise RunError(
+                f"the storage pool {pool_name!r} is on the network, where no disks lie",
+                failure=FailureReason.INVALID_SPEC,
+                hint="use a managed volume with the driver nfs, or another pool",
+            )
         if pool is None:
             known = ", ".join(sorted(self._pools)) or "none"
             raise RunError(
@@ -137,7 +167,12 @@ class DiskStore:
         known = self._read_names(workload_id)
         if not known:
             known = self._unnamed(workload_id, disks, has_root=has_root)
-        return name_disks(disks, known, has_root=has_root)
+        named = name_disks(disks, known, has_root=has_root)
+        for each, disk in zip(named, disks, strict=True):
+            is_empty = disk.read_only and not disk.image and not disk.path
+            if is_empty and _file_of(self._directory(workload_id, disk.pool_name), each.name) is None:
+                raise _empty(f"disk {each.name!r}")
+        return named
 
     def _unnamed(self, workload_id: WorkloadId, disks: tuple[VmDisk, ...], *, has_root: bool) -> list[KnownDisk]:
         """Disks of an earlier version, which went by their position."""
@@ -237,12 +272,43 @@ async def _use_file(path: Path, wanted: VmDisk, serial: str) -> GuestDisk:
 
 async def _make_volume(volume: ManagedVolume, volumes: Mapping[str, str], *, serial: str) -> GuestDisk:
     """A managed volume is a disk image in the volume's directory, which is the agent's to keep or remove."""
+    path = await asyncio.to_thread(_volume_path, volume, volumes)
+    if volume.is_read_only:
+        return GuestDisk(path, read_only=True, serial=serial)
+    await _make(path, "qcow2", volume.size_gb * _GB)
+    return GuestDisk(path, serial=serial)
+
+
+def _volume_path(volume: ManagedVolume, volumes: Mapping[str, str]) -> Path:
+    """The disk of a volume, which one that is read-only must have already. Blocks. Raises `RunError`."""
     directory = volumes.get(volume.name)
     if directory is None:
         raise RunError(f"volume {volume.name!r} has no directory on this node", failure=FailureReason.STORAGE_ERROR)
     path = Path(directory) / "disk.qcow2"
-    await _make(path, "qcow2", volume.size_gb * _GB)
-    return GuestDisk(path, read_only=volume.read_only, serial=serial)
+    if volume.is_read_only and not path.exists():
+        raise _empty(f"volume {volume.name!r}")
+    return path
+
+
+def _empty(what: str) -> RunError:
+    return RunError(
+        f"{what} is read-only and empty: a guest can neither make a file system on it nor read one",
+        failure=FailureReason.INVALID_SPEC,
+        hint="run a revision that writes to it first, or let it be written to",
+    )
+
+
+def guest_file_system(volume: ManagedVolume) -> str:
+    """The file system that a guest makes on a managed volume. Raises `RunError`."""
+    if volume.driver == NFS and volume.fs_type in _MOUNT_TYPES:
+        return _GUEST_TYPES[0]
+    if volume.fs_type and volume.fs_type not in _GUEST_TYPES:
+        raise RunError(
+            f"volume {volume.name!r} has the file system type {volume.fs_type!r}, which no guest makes on a disk",
+            failure=FailureReason.INVALID_SPEC,
+            hint=f"use {', '.join(_GUEST_TYPES)}",
+        )
+    return volume.fs_type or _GUEST_TYPES[0]
 
 
 async def _make(path: Path, kind: str, size: int, *, base: Path | None = None, base_format: str = "") -> None:

@@ -17,7 +17,7 @@ import ipaddress
 import logging
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,15 +72,18 @@ class VmRuntime(KeptRuns):
         clock: Clock,
         node_id: NodeId,
         pools: Mapping[str, Path] | None = None,
+        exports: Container[str] = (),
         binary: str = programs.QEMU,
         image_cache_bytes: int = IMAGE_CACHE_BYTES,
     ) -> None:
-        """`pools` are the directories of the node's storage pools by name."""
+        """`pools` are the directories of the node's storage pools by name, `exports` those on the network."""
         super().__init__(data_dir, clock=clock, kind=protocol.VM)
         home = self._files.data_dir / "vm"
         self._binary = binary
         self._images = ImageCache(home / "images", limit_bytes=image_cache_bytes)
-        self._disks = DiskStore(self._files.data_dir, node_id=node_id, pools=pools or {}, cache=self._images)
+        self._disks = DiskStore(
+            self._files.data_dir, node_id=node_id, pools=pools or {}, exports=exports, cache=self._images
+        )
         self._acceleration = Acceleration(home / "acceleration.json", binary=binary)
         self._starting: dict[WorkloadId, asyncio.Lock] = {}
         self._boots: dict[RunId, BootWatch] = {}
@@ -126,7 +129,7 @@ class VmRuntime(KeptRuns):
         networks = _networks(request, spec, await asyncio.to_thread(self._name_networks, request, spec))
         await asyncio.to_thread(_check_node, spec, networks)
         _seed_of(request, spec, (), networks)
-        await self._disks.fetch(request.workload_id, spec)
+        await self._disks.fetch(request.workload_id, spec, request.volumes)
 
     async def fetch(self, request: RunRequest) -> None:
         """The same, before a start."""
