@@ -83,19 +83,36 @@ def feed(log: str, numbers: range) -> None:
         writer.flush()
 
 
-def found(log: str) -> list[int]:
+def read_topic(log: str, topic: str) -> list[dict[str, int]]:
     with topics_of(log) as topics:
-        if "big" not in topics.names():
+        if topic not in topics.names():
             return []
-        partitions = topics.describe("big").topic_partitions()
+        partitions = topics.describe(topic).topic_partitions()
         ends = topics.next_offsets(partitions)
-        values: list[int] = []
+        values: list[dict[str, int]] = []
         with topics.reader() as reader:
             reader.assign(topics.first_offsets(partitions))
             while any(reader.positions()[each] < ends[each] for each in partitions):
                 for fetched in reader.read(timeout=1.0):
-                    values += [json.loads(value)["n"] for value in fetched.batch["value"].to_pylist()]
-    return sorted(values)
+                    values += [json.loads(value) for value in fetched.batch["value"].to_pylist()]
+    return values
+
+
+def found(log: str) -> list[int]:
+    return sorted(each["n"] for each in read_topic(log, "big"))
+
+
+async def shoal_job(tmp_path, fleet, *words: str) -> tuple[int | None, str]:
+    """`shoal job …` in the folder of the package."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "shoal", "job", *words),
+        cwd=tmp_path / "source",
+        env={**os.environ, **fleet.client_variables, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    printed = (await asyncio.wait_for(process.communicate(), LONG))[0].decode()
+    return process.returncode, printed
 
 
 async def until_found(log: str, count: int) -> list[int]:
@@ -117,20 +134,80 @@ async def test_a_package_runs_as_a_job_stops_with_a_savepoint_and_goes_on(tmp_pa
     view = await asyncio.wait_for(flow.stop(), LONG)
     assert view.state is JobState.STOPPED
     await asyncio.to_thread(feed, log, range(100, 150))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "shoal", "job", "submit", f"{package}.flows:doubled", "--parallelism", "2"),
-        cwd=tmp_path / "source",
-        env={**os.environ, **fleet.client_variables},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    printed = (await asyncio.wait_for(process.communicate(), LONG))[0].decode()
-    assert process.returncode == 0, printed
+    code, printed = await shoal_job(tmp_path, fleet, "submit", f"{package}.flows:doubled", "--parallelism", "2")
+    assert code == 0, printed
     assert "shop.doubled: submitted" in printed
     assert await until_found(log, 150) == [2 * each for each in range(150)], "nothing lost, nothing doubled"
+    await asyncio.wait_for(flow.upgrade(parallelism=1), LONG)
+    await asyncio.to_thread(feed, log, range(150, 180))
+    assert await until_found(log, 180) == [2 * each for each in range(180)], "the same at another width"
     async with fleet.client() as control:
         await control.cancel_job("shop.doubled")
         await control.wait_for_job("shop.doubled", lambda view: view.state is JobState.CANCELED, timeout=LONG)
+
+
+SUMMED = """
+    from shoal import App, Stream
+    from {package}.rates import times
+
+    app = App("shop", data_dir={data!r}, checkpoint_interval=0.2, exactly_once=True)
+    app.topic("orders", schema={{"n": "int64"}}, partitions=2)
+    app.topic("big", partitions=2)
+
+    def scaled(row):
+        return {{"n": times(row["n"], {by}), "odd": row["n"] % 2}}
+
+    @app.dataflow()
+    def summed():
+        rows = Stream.from_kafka("orders").records().map(scaled, schema={{"n": "int64", "odd": "int64"}})
+        sums = rows.group_by("odd").{what}("n", "total").uid("sums")
+        return [rows.select("n").to_kafka("big"), sums.to_kafka("sums")]
+"""
+
+
+def newest_sums(log: str) -> dict[int, int]:
+    """The last sum of each key."""
+    sums: dict[int, int] = {}
+    for each in read_topic(log, "sums"):
+        sums[each["odd"]] = max(each["total"], sums.get(each["odd"], 0))
+    return sums
+
+
+async def test_another_program_goes_on_with_the_state_and_what_does_not_fit_is_refused_first(tmp_path, fleet, package):
+    log, text = str(tmp_path / "data" / "topics"), tmp_path / "source" / package / "flows.py"
+
+    def write(by: int, what: str = "sum") -> None:
+        text.write_text(dedent(SUMMED).format(package=package, data=str(tmp_path / "data"), by=by, what=what))
+
+    write(2)
+    program = f"{package}.flows:summed"
+    code, printed = await shoal_job(tmp_path, fleet, "submit", program, "--parallelism", "2")
+    assert code == 0, printed
+    await asyncio.to_thread(feed, log, range(100))
+    await until_found(log, 100)
+    write(3, "max")
+    code, printed = await shoal_job(tmp_path, fleet, "upgrade", program)
+    assert code != 0
+    assert "max(n) by odd" in printed, "the text of the new one"
+    assert "sum(n) by odd" in printed, "the text of the old one"
+    write(3)
+    code, printed = await shoal_job(tmp_path, fleet, "upgrade", program)
+    assert code == 0, printed
+    assert "shop.summed: upgraded" in printed
+    await asyncio.to_thread(feed, log, range(100, 200))
+    expected = [2 * each for each in range(100)] + [3 * each for each in range(100, 200)]
+    assert await until_found(log, 200) == expected, "each row once, by the program of its time"
+    sums = {odd: sum(expected_of(odd)) for odd in (0, 1)}
+    async with asyncio.timeout(LONG):
+        while await asyncio.to_thread(newest_sums, log) != sums:
+            await asyncio.sleep(0.1)
+    async with fleet.client() as control:
+        view = await control.get_job("shop.summed")
+        assert (view.state, len(view.workloads)) == (JobState.RUNNING, 3), "it kept its width, and was not stopped"
+
+
+def expected_of(odd: int) -> list[int]:
+    return [(2 if each < 100 else 3) * each for each in range(200) if each % 2 == odd]
 
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.cli.commands.common.waiting import Verdict
-from shoal.cli.commands.jobs import changing, reading
+from shoal.cli.commands.jobs import changing, reading, upgrading
 from shoal.cli.commands.jobs.waiting import JobGoal, explain, judge, wait_for
 from shoal.cli.commands.services import applying
 from shoal.cli.commands.services import reading as services
@@ -200,7 +200,7 @@ async def test_generic_commands_list_get_and_change_jobs(kit, control, write, ca
     assert found["progress"]["target"] == 1
     assert await changing.rescale(control, "web", 1, timeout=SECONDS) == 0
     assert "web: rescaled to 1" in capsys.readouterr().err
-    assert await changing.upgrade(control, "web", file=write(command="two", count=1), timeout=SECONDS) == 0
+    assert await upgrading.upgrade(control, "web", file=write(command="two", count=1), timeout=SECONDS) == 0
     assert await changing.savepoint(control, "web", stop=True, timeout=SECONDS) == 0
     assert "web: stopped" in capsys.readouterr().err
     assert await changing.resume(control, "web", timeout=SECONDS) == 0
@@ -224,7 +224,9 @@ async def test_bad_requests_name_what_was_given(kit, control, write, tmp_path):
     with pytest.raises(PreconditionError, match="is Running"):
         await changing.resume(control, "web", timeout=SECONDS)
     with pytest.raises(InvalidError, match="must hold the service 'web' alone"):
-        await changing.upgrade(control, "web", file=write("other"), timeout=SECONDS)
+        await upgrading.upgrade(control, "web", file=write("other"), timeout=SECONDS)
+    with pytest.raises(InvalidError, match="--parallelism: is for a program"):
+        await upgrading.upgrade(control, "web", file=write(), parallelism=2, timeout=SECONDS)
     for work in (changing.cancel, changing.resume, reading.get_job):
         with pytest.raises(NotFoundError):
             await work(control, "none-such")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from shoal.core.errors import InternalError, InvalidError, PreconditionError, UnsupportedError
+from shoal.core.errors import InternalError, PreconditionError, UnsupportedError
 from shoal.core.ids import NodeId
 from shoal.dataflow.fleet import decisions
 from shoal.dataflow.fleet import progress as progresses
@@ -51,9 +51,7 @@ class DataflowEngine:
             _check_checkpoints(stored, "another width")
         if request.action is JobAction.UPGRADE:
             _check_quiet(job)
-            misfits = specs.find_misfits(stored, checked)
-            if misfits:
-                raise InvalidError(misfits, what="the new plan does not fit the state of the job")
+            specs.check_fit(stored, checked)
             if job.state not in ENDED:
                 _check_checkpoints(stored, "an upgrade")
         return specs.encode(checked)

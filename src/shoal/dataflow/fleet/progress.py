@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.core.errors import InternalError
 from shoal.core.ids import JobId, NodeId, WorkloadId
+from shoal.model.jobs import JobState, JobView
 
 #: For how long nothing of a job is placed on a node that its processes could not reach.
 AVOID = timedelta(seconds=60)
@@ -95,6 +96,11 @@ class Progress:
 def workload_of(job_id: JobId, part: str) -> WorkloadId:
     """The workload of a part of a job: `coordinator`, or the number of a task host."""
     return WorkloadId(f"{job_id}-{part if part == COORDINATOR else f'host-{part}'}")
+
+
+def went_back(view: JobView) -> bool:
+    """Whether a job runs as it did before its last change: there was no room for the new layout."""
+    return view.state is JobState.RUNNING and decode(view.progress).spec != view.spec.decode()
 
 
 def encode(progress: Progress) -> bytes:

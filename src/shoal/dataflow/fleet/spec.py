@@ -166,6 +166,13 @@ def with_width(spec: DataflowSpec, width: int) -> DataflowSpec:
     return dataclasses.replace(spec, parallelism=width)
 
 
+def check_fit(before: DataflowSpec, after: DataflowSpec) -> None:
+    """Raise `InvalidError` with the texts of both unless the state of a job fits another plan of it."""
+    misfits = find_misfits(before, after)
+    if misfits:
+        raise InvalidError(misfits, what="the new plan does not fit the state of the job")
+
+
 def find_misfits(before: DataflowSpec, after: DataflowSpec) -> list[Problem]:
     """Why the state of a job does not fit another plan of it; with the texts of both."""
     if before.checkpoint is None:
@@ -177,6 +184,10 @@ def find_misfits(before: DataflowSpec, after: DataflowSpec) -> list[Problem]:
         rule = f"must stay {before.key_groups}: its checkpoints are laid out by it"
         problems.append(problem("settings.key_groups", after.key_groups, rule))
     settings = after.checkpoint_settings
+    directory = before.checkpoint.get("directory")
+    if settings is None or settings.directory != directory:
+        given = None if settings is None else settings.directory
+        problems.append(problem("checkpoint.directory", given, f"must stay {directory!r}: its state is there"))
     for uid, old in sorted(before.steps.items()):
         new = after.steps.get(uid)
         if not old.stateful:

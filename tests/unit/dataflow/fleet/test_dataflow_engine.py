@@ -9,12 +9,12 @@ import pytest
 from shoal.core.errors import InvalidError, PreconditionError, UnsupportedError
 from shoal.core.ids import JobId
 from shoal.dataflow.fleet.engine import DataflowEngine
-from shoal.dataflow.fleet.progress import Move, Progress, decode, encode
+from shoal.dataflow.fleet.progress import Move, Progress, decode, encode, went_back
 from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, decode_coordinator, decode_host
 from shoal.dataflow.fleet.reports import encode as report_bytes
 from shoal.jobs.engine import Facts, Job, WorkloadFacts, WorkloadReport
 from shoal.jobs.states import check, desired_after
-from shoal.model.jobs import JobAction, JobDesired, JobRequest, JobState
+from shoal.model.jobs import JobAction, JobDesired, JobRequest, JobState, JobView
 from shoal.model.phases import WorkloadPhase
 
 ENGINE = DataflowEngine()
@@ -316,6 +316,18 @@ def test_an_upgrade_is_checked_before_the_old_job_stops():
     assert "c" * 64 in world.progress.spec
     world.say(Phase.RUNNING)
     assert world.settle() is JobState.RUNNING
+
+
+def test_a_change_without_room_is_told_from_one_that_came_true():
+    world = running()
+    world.ask(JobAction.RESCALE, width=3)
+    job = world.job
+    old, new = spec(), job.spec
+    view = JobView(JobId("j"), "dataflow", 1, JobState.RUNNING, job.desired, "", 3, job.request, (), new, b"")
+    back = Progress().deployed(old, 2, START)
+    assert went_back(dataclasses.replace(view, progress=encode(back)))
+    assert not went_back(dataclasses.replace(view, progress=encode(back.deployed(new, 2, START))))
+    assert not went_back(dataclasses.replace(view, progress=encode(back), state=JobState.RECOVERING))
 
 
 def test_a_part_that_was_deleted_is_requested_again():

@@ -89,5 +89,9 @@ def test_an_upgrade_that_does_not_fit_is_told_with_both_texts():
     more = {"new-1": {"kind": "Distinct", "text": "distinct", "stateful": True}}
     (new,) = find_misfits(before, read_spec(plain(steps={**plain()["steps"], **more})))
     assert new.field == "steps.new-1"
+    for elsewhere in (None, {"directory": "/elsewhere"}):
+        (lost,) = find_misfits(before, read_spec(plain(checkpoint=elsewhere)))
+        assert lost.field == "checkpoint.directory"
+        assert "its state is there" in lost.rule
     other = json.loads(encode(before)) | {"name": "another", "settings": {"key_groups": 64}}
     assert {each.field for each in find_misfits(before, read_spec(other))} == {"name", "settings.key_groups"}

@@ -105,6 +105,25 @@ async def test_closures_with_the_same_text_and_different_captures_are_different_
     assert names[0] != names[1]
 
 
+async def test_modules_beside_the_program_are_not_left_out_silently(tmp_path):
+    (tmp_path / "beside_a.py").write_text("BY = 2\n")
+    (tmp_path / "beside_b").mkdir()
+    (tmp_path / "beside_b" / "more.py").write_text("BY = 2\n")
+    program = dedent(PROGRAM).format(data=str(tmp_path), log=str(tmp_path / "log"), least=5, by=2, job={})
+    guarded = "try:\n    import beside_c\nexcept ImportError:\n    pass\n"
+    (tmp_path / "beside_c.py").write_text("")
+    (tmp_path / "shop_program_g.py").write_text(
+        f"{program}\nimport beside_a\n{guarded}\ndef f():\n    from beside_b.more import BY\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    importlib.invalidate_caches()
+    module = importlib.import_module("shop_program_g")
+    with pytest.raises(PreconditionError, match=r"imports beside_a, beside_b from its own folder") as caught:
+        await module.mapped.pack(1)
+    assert "one package" in caught.value.hint
+    assert (await module.totals.pack(1)).spec.name == "shop.totals", "a plan without functions needs no module"
+
+
 async def test_settings_of_kafka_become_a_secret(tmp_path, monkeypatch):
     monkeypatch.setattr(App, "make_topics", lambda *_: None)
     password = SystemEntropy().token(20)
@@ -154,3 +173,8 @@ async def test_wrong_fields_of_a_job_are_named(tmp_path, job, match):
     module = load(tmp_path, "shop_program_d", job=job)
     with pytest.raises(InvalidError, match=match):
         await module.totals.pack(1)
+
+
+async def test_what_runs_here_is_no_job_to_upgrade(tmp_path):
+    with pytest.raises(PreconditionError, match="is no job"):
+        await load(tmp_path, "shop_program_h").totals.upgrade()

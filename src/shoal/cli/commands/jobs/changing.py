@@ -1,4 +1,7 @@
-"""`shoal job cancel`, `resume`, `rescale`, `savepoint` and `upgrade`: make a request, and wait for its result."""
+"""`shoal job cancel`, `resume`, `rescale` and `savepoint`: make a request, and wait for its result.
+
+`follow_up` does the waiting, also for `submit` and `upgrade`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import typer
 
 from shoal.cli import output
 from shoal.cli.commands.jobs import showing, waiting
-from shoal.cli.commands.jobs.specs import read_spec
 from shoal.cli.commands.jobs.waiting import JobGoal
 from shoal.cli.connection import session
 from shoal.cli.connection.options import Detach, JobName, Json, Timeout, client_command
 from shoal.cli.output import hints
 from shoal.core.errors import InvalidError
+from shoal.dataflow.fleet.progress import went_back
+from shoal.dataflow.fleet.spec import ENGINE as DATAFLOWS
 from shoal.model.jobs import JobView
 
 if TYPE_CHECKING:
@@ -29,7 +33,6 @@ def register(app: typer.Typer) -> None:
     client_command(app, "resume")(resume)
     client_command(app, "rescale")(rescale)
     client_command(app, "savepoint")(savepoint)
-    client_command(app, "upgrade")(upgrade)
 
 
 async def cancel(
@@ -91,23 +94,6 @@ async def savepoint(
     return await follow_up(control, view, goal, done=done, detach=detach, timeout=timeout, as_json=as_json)
 
 
-async def upgrade(
-    control: ControlPlane,
-    job: JobName,
-    *,
-    file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="The new spec; - is stdin")],
-    detach: Detach = False,
-    timeout: Timeout = WAIT,
-    as_json: Json = False,
-) -> int:
-    """Give a job another spec, in the form of its engine: of a service, its service.yaml."""
-    current = await control.get_job(job)
-    view = await control.upgrade_job(job, read_spec(current, file))
-    return await follow_up(
-        control, view, JobGoal.RUNNING, done="upgraded", detach=detach, timeout=timeout, as_json=as_json
-    )
-
-
 async def follow_up(
     control: ControlPlane,
     view: JobView,
@@ -126,6 +112,12 @@ async def follow_up(
             output.words(f"{view.job_id}: will be {done}")
         return 0
     waited = await waiting.wait_for(control, view, goal, clock=session.clock(), timeout=timeout.total_seconds())
+    if waited.exit_code == 0 and waited.job.engine == DATAFLOWS and went_back(waited.job):
+        output.fail_with(
+            f"there is no room for the change of job {view.job_id}: it goes on as before",
+            hint="make room, or choose a lower width, and ask again",
+        )
+        return 3
     if as_json:
         output.json_document({"job": showing.plain(waited.job, brief=True)})
     elif waited.exit_code == 0:

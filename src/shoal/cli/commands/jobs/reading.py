@@ -66,7 +66,7 @@ async def get_job(control: ControlPlane, job: JobName, *, as_json: Json = False)
         output.json_document({"job": showing.plain(view)})
         return
     now = session.clock().wall()
-    output.facts(showing.facts(view, now))
+    output.facts([*showing.facts(view, now), *showing.dataflow_facts(view)])
     found = await selecting.select(control, selector=f"{JOB_LABEL}={job}")
     if found:
         output.data("")

@@ -10,6 +10,8 @@ from typing import Any
 from shoal.cli import output
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
+from shoal.dataflow.fleet import progress as progresses
+from shoal.dataflow.fleet.spec import ENGINE
 from shoal.model.jobs import JobAction, JobRequest, JobView
 
 COLUMNS = (
@@ -50,6 +52,13 @@ def facts(job: JobView, now: datetime) -> list[tuple[str, str | Cell]]:
         ("in this state", output.ago(job.state_at, now)),
         ("age", output.ago(job.created_at, now)),
     ]
+
+
+def dataflow_facts(job: JobView) -> list[tuple[str, str | Cell]]:
+    """What is known about a job of the engine `dataflow` only."""
+    if job.engine != ENGINE:
+        return []
+    return [("savepoint", progresses.decode(job.progress).savepoint)]
 
 
 def request_words(request: JobRequest) -> str:

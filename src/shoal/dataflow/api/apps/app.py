@@ -517,6 +517,26 @@ class Dataflow:
 
         return submit(self._pack(prepared, parallelism), self.app.control)
 
+    async def upgrade(self, parallelism: int | None = None) -> None:
+        """Give the job of this dataflow the program that is loaded here, on the state that the job has.
+
+        The job keeps its width unless another is given. What does not fit its state is an `InvalidError` with both
+        texts, and the job goes on. Comes back when the job runs again.
+        """
+        if not self.app.control:
+            raise PreconditionError(
+                f"dataflow {self.name!r} is no job: its app has no control plane",
+                hint='App(control="host:8085"), or SHOAL_CONTROL; what runs here is stopped and started again',
+            )
+        await self.prepare()
+        prepared, self._prepared = self._prepared, None
+        self._flow = await in_own_thread(lambda: self._upgrade(prepared, parallelism))
+
+    def _upgrade(self, prepared: Any, parallelism: int | None) -> Any:
+        from shoal.dataflow.api.apps.remote import upgrade
+
+        return upgrade(lambda width: self._pack(prepared, width), self.job, self.app.control, parallelism=parallelism)
+
     @property
     def job_id(self) -> str | None:
         """The name of its job while it is started; None before and after."""

@@ -1,4 +1,4 @@
-"""Dataflows as jobs of a fleet: submitted, waited for and stopped through its control plane.
+"""Dataflows as jobs of a fleet: submitted, upgraded, waited for and stopped through its control plane.
 
 A `RemoteFlow` stands for a job where a running flow stands for one of this process; its calls block. The job outlives
 this program. Used by `shoal.dataflow.api.apps.app` when an app has a control plane.
@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from shoal.client import ControlPlane
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.execution.remote.submitting import CollectedJob, submit_job
+from shoal.dataflow.execution.remote.submitting import CollectedJob, deployed_spec, submit_job, upgrade_job
+from shoal.dataflow.fleet.progress import went_back
 from shoal.jobs.states import ENDED
 from shoal.model.jobs import JobState, JobView
 
@@ -83,19 +84,55 @@ class RemoteFlow:
 
 
 def submit(job: CollectedJob, addresses: str) -> RemoteFlow:
-    """Submit a job to the control plane at these addresses, under its own name. Blocks until it is stored.
-
-    The certificate is that of the environment: SHOAL_CA, SHOAL_CERT and SHOAL_KEY, or SHOAL_INSECURE.
-    """
-
-    def connect() -> ControlPlane:
-        return ControlPlane.from_environment({**os.environ, "SHOAL_CONTROL": addresses})
+    """Submit a job to the control plane at these addresses, under its own name. Blocks until it is stored."""
+    connect = _connector(addresses)
 
     async def run() -> JobView:
         async with connect() as control:
             return await submit_job(control, job)
 
     return RemoteFlow(asyncio.run(run()).job_id, connect)
+
+
+def upgrade(
+    pack: Callable[[int], CollectedJob], job_id: str, addresses: str, *, parallelism: int | None = None
+) -> RemoteFlow:
+    """Give a job another program on its state; without a parallelism it keeps its width. Blocks until it runs.
+
+    Raises `InvalidError` with the texts of both before the old job stops if its state does not fit, and
+    `PreconditionError` if the job has failed with the new program, or goes on with the old one.
+    """
+    connect = _connector(addresses)
+
+    async def run() -> JobView:
+        async with connect() as control:
+            width = parallelism or (await deployed_spec(control, job_id)).parallelism
+            asked = (await upgrade_job(control, pack(width), job_id=job_id)).request.number
+            return await control.wait_for_job(
+                job_id,
+                lambda view: view.taken >= asked and (view.state is JobState.RUNNING or view.state in ENDED),
+                since_request=asked,
+            )
+
+    view = asyncio.run(run())
+    if went_back(view):
+        hint = "make room, or lower the parallelism, and upgrade it again"
+        raise PreconditionError(
+            f"there is no room for the new program of job {job_id!r}; it goes on with the old one", hint=hint
+        )
+    flow = RemoteFlow(job_id, connect)
+    if view.state in ENDED:
+        flow._told(view)  # noqa: SLF001  its own kind
+    return flow
+
+
+def _connector(addresses: str) -> Callable[[], ControlPlane]:
+    """The certificate is that of the environment: SHOAL_CA, SHOAL_CERT and SHOAL_KEY, or SHOAL_INSECURE."""
+
+    def connect() -> ControlPlane:
+        return ControlPlane.from_environment({**os.environ, "SHOAL_CONTROL": addresses})
+
+    return connect
 
 
 def _has_ended(view: JobView) -> bool:

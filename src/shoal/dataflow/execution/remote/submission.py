@@ -32,6 +32,8 @@ class Package:
     spec: DataflowSpec
     plan: bytes
     bundle: bytes
+    #: Whether the plan has functions of users, which need users' modules where they run.
+    has_functions: bool = False
 
 
 def pack_job(
@@ -63,7 +65,7 @@ def pack_job(
         steps=_steps(physical),
         **more,
     )
-    return Package(spec, plan, bundle)
+    return Package(spec, plan, bundle, bool(document.blobs))
 
 
 def _changed(settings: Any, without: tuple[str, ...]) -> dict[str, Any]:

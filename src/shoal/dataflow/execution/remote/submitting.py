@@ -2,7 +2,7 @@
 
 `collect_job` reads the files of the user's modules; `submit_job` talks to the control plane. Settings of Kafka clusters
 may be secret: each becomes a secret of the fleet, which the spec names. Called by `shoal.dataflow.api`
-(`flow.start()`); calls `submission`, which makes the spec.
+(`flow.start()`, `flow.upgrade()`) and `shoal job`; calls `submission`, which makes the spec.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.artifacts.bundles import Bundle
 from shoal.artifacts.collecting import collect_bundle, current_versions
+from shoal.artifacts.siblings import find_siblings
 from shoal.client import ControlPlane
 from shoal.core import files
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnsupportedError, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.core.shape import build
 from shoal.dataflow.connectors.abilities import TopicConnector
@@ -86,7 +87,7 @@ def collect_job(
         given: what `JobNeeds` has.
     """
     needs = build(JobNeeds, dict(given or {}), what="job")
-    code = _collect(module, name)
+    code, siblings = _collect(module, name)
     brokers = _brokers(prepared.sinks, name)
     package = pack_job(
         prepared,
@@ -99,6 +100,12 @@ def collect_job(
         brokers={broker: secret for broker, (secret, _) in brokers.items()},
         **{each.name: getattr(needs, each.name) for each in dataclasses.fields(needs)},
     )
+    if siblings and package.has_functions:
+        names = ", ".join(siblings)
+        raise PreconditionError(
+            f"module {code.entry.partition(':')[0]!r} imports {names} from its own folder, which would not be sent",
+            hint="put the program and these into one package, or install them on the nodes and here",
+        )
     specs.decode(specs.encode(package.spec))  # raises what the control plane would
     return CollectedJob(package, dict(brokers.values()))
 
@@ -111,17 +118,44 @@ async def submit_job(control: ControlPlane, job: CollectedJob, *, job_id: str = 
     job_id = job_id or job.spec.name
     if not is_identifier(job_id):
         raise InvalidError([problem("job_id", job_id, IDENTIFIER_RULE)])
+    spec = await _upload(control, job)
+    view, _created = await control.submit_job(specs.ENGINE, spec, job_id=job_id)
+    return view
+
+
+async def deployed_spec(control: ControlPlane, job_id: str) -> specs.DataflowSpec:
+    """The spec of a job as it is stored. Raises `NotFoundError`, and `UnsupportedError` for one of another engine."""
+    view = await control.get_job(job_id)
+    if view.engine != specs.ENGINE:
+        hint = f"`shoal job upgrade {job_id} -f FILE` takes its spec"
+        raise UnsupportedError(f"job {job_id!r} is of the engine {view.engine!r} and has no dataflow", hint=hint)
+    return specs.decode(view.spec)
+
+
+async def upgrade_job(control: ControlPlane, job: CollectedJob, *, job_id: str = "") -> JobView:
+    """Give a job another program, on the state that it has. It is asked for here; the job then saves and goes on.
+
+    What does not fit is refused before anything is uploaded: `InvalidError` with the texts of both.
+    """
+    job_id = job_id or job.spec.name
+    specs.check_fit(await deployed_spec(control, job_id), job.spec)
+    return await control.upgrade_job(job_id, await _upload(control, job))
+
+
+async def _upload(control: ControlPlane, job: CollectedJob) -> bytes:
+    """Store what a job needs, and return its spec."""
     for content in (job.package.plan, job.package.bundle):
         await control.upload_artifact(content)
     for name, value in job.secrets.items():
         await control.set_secret(name, value)
-    spec = replace(job.spec, insecure=control.identity is None)
-    view, _created = await control.submit_job(specs.ENGINE, specs.encode(spec), job_id=job_id)
-    return view
+    return specs.encode(replace(job.spec, insecure=control.identity is None))
 
 
-def _collect(module: str, flow: str) -> Bundle:
-    """The files of a module. What was typed in by hand has none, and travels with the plan."""
+def _collect(module: str, flow: str) -> tuple[Bundle, list[str]]:
+    """The files of a module, and the modules beside it that it imports: those are not sent.
+
+    What was typed in by hand has no files, and travels with the plan.
+    """
     search_path: Sequence[str] = [each or "." for each in sys.path]
     if module == _MAIN:
         main = sys.modules[_MAIN]
@@ -132,14 +166,15 @@ def _collect(module: str, flow: str) -> Bundle:
         elif file and Path(file).stem.isidentifier():
             module, search_path = Path(file).stem, [str(Path(file).absolute().parent)]
         else:
-            return Bundle(f"{_MAIN}:{flow}", versions=current_versions())
+            return Bundle(f"{_MAIN}:{flow}", versions=current_versions()), []
     try:
-        return collect_bundle(f"{module}:{flow}", search_path, {})
+        bundle = collect_bundle(f"{module}:{flow}", search_path, {})
     except NotFoundError as error:
         raise PreconditionError(
             f"the files of module {module!r} are not found, so its code cannot be sent",
             hint="submit a program that lies in a directory: a module or a package",
         ) from error
+    return bundle, find_siblings(bundle.files, search_path)
 
 
 def _absolute(settings: FlowSettings) -> FlowSettings:
