@@ -23,7 +23,7 @@ from shoal.control.state.lifecycle.phases import CONTRACT_STATUSES
 from shoal.core.clock import SystemClock
 from shoal.core.shape import field_kinds, plain_kind
 from shoal.core.telemetry import MetricRegistry
-from shoal.dataflow.api.progress import FlowSeries
+from shoal.dataflow.execution.progress import FlowSeries
 from shoal.model.documents import group_schema, workload_schema
 from shoal.model.events import Event, EventKind
 from shoal.model.jobs import JobState
@@ -112,6 +112,11 @@ events instead of polling, and removes nothing without a command.
 ## Dataflows
 
 `shoal run --metrics-port PORT` serves these. A `step` is the uid of a step, as `--explain` and checkpoints name it.
+
+Of a job on a fleet, each agent serves those of the task hosts on it under its `/metrics`, with the labels `job` and
+`host`: `host-0` and so on; `coordinator` has checkpoints and recoveries. The agent of the coordinator serves those of
+all tasks together under `/jobs/JOB/metrics`; `shoal job get` shows that address. A process leaves its series in its
+work directory each second; an agent takes the ones that are listed here out of it, and no others.
 
 {dataflow}
 

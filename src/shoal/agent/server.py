@@ -21,6 +21,7 @@ from shoal.agent.contact.control_client import ControlClient
 from shoal.agent.contact.registration import Registration, RegistrationState
 from shoal.agent.contact.terms import Terms
 from shoal.agent.exec_service import ExecHandlers
+from shoal.agent.job_series import JobSeries
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.node.health import NodeWatch
 from shoal.agent.node.probes import default_node_id, detect_capacity, detect_host_id, make_probes
@@ -44,7 +45,7 @@ from shoal.model.identity import Identity, Role
 from shoal.model.nodes import ROOT_POOL, ConditionType, Feature, HeartbeatMark, NodeSpec, StoragePool
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
-from shoal.runtimes.base import Runtime
+from shoal.runtimes.base import Runtime, SupportsWorkFiles
 from shoal.runtimes.volumes import Volumes
 from shoal.wire.addresses import parse_address
 from shoal.wire.methods import AgentExec, AgentService, methods_of
@@ -253,9 +254,22 @@ class Agent:
             self._server = await self._transport.serve(self.settings.grpc_address, self._services)
             self._server.set_serving(True)
         if self.settings.http_address is not None:
+            series = self._make_series(executor)
             self._http = await serve_http(
-                self.settings.http_address, metrics=self._render_metrics, health=self.health, ready=self.is_ready
+                self.settings.http_address,
+                metrics=self._render_metrics,
+                health=self.health,
+                ready=self.is_ready,
+                more=None if series is None else series.own,
+                of_job=None if series is None else series.of_job,
             )
+            executor.metrics_address = self._http.address_at(executor.node.address)
+
+    def _make_series(self, executor: Executor) -> JobSeries | None:
+        runtime = executor.runtime(WorkloadType.PROCESS)
+        if not isinstance(runtime, SupportsWorkFiles):
+            return None
+        return JobSeries(runtime, lambda: tuple(executor.roster.actors), self.clock)
 
     def _next_heartbeat(self) -> HeartbeatMark:
         return self._registration.next_heartbeat() if self._registration is not None else HeartbeatMark(NO_SESSION, 0)

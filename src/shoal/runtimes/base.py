@@ -224,6 +224,18 @@ class SupportsDiskUsage(Protocol):
 
 
 @runtime_checkable
+class SupportsWorkFiles(Protocol):
+    """Runtimes that give workloads a directory of their own, in which they may leave something."""
+
+    async def read_work_file(self, workload_id: WorkloadId, name: str, *, at_most: int) -> tuple[bytes, float] | None:
+        """A file in a workload's own directory, and when it was written. None for one that is no plain file or larger.
+
+        No link is followed. Raises `OSError`.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsDeadlines(Protocol):
     """Runtimes whose runs can outlive the agent, and so must be able to end without it."""
 

@@ -45,7 +45,7 @@ from shoal.runtimes.keeper.records import (
 )
 from shoal.runtimes.kept import HEALTH_TIMEOUT, KeptRuns, check_ids
 from shoal.runtimes.usage import bytes_used
-from shoal.runtimes.work_files import link_artifacts, put_files
+from shoal.runtimes.work_files import link_artifacts, put_files, read_file
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,10 @@ class ProcessRuntime(KeptRuns):
     async def disk_usage(self, workload_id: WorkloadId, *, at_most: int) -> int:
         """The bytes that the work directory of a workload uses."""
         return await asyncio.to_thread(bytes_used, self._files.work(workload_id), at_most=at_most)
+
+    async def read_work_file(self, workload_id: WorkloadId, name: str, *, at_most: int) -> tuple[bytes, float] | None:
+        """A small file that a workload has left in its work directory, and when it was written."""
+        return await asyncio.to_thread(read_file, self._files.work(workload_id), name, at_most=at_most)
 
     # --- preparing ----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from shoal.model.workloads import ArtifactSpec, FailureReason, FileSpec
 from shoal.runtimes.base import RunError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: A pipe that nobody writes to is no reason to wait.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,6 +36,21 @@ def link_artifacts(folder: Path, artifacts: Iterable[tuple[ArtifactSpec, Path]])
     for artifact, source in artifacts:
         with _place(folder, artifact.path) as (directory, name):
             _link(directory, name, source)
+
+
+def read_file(folder: Path, name: str, *, at_most: int) -> tuple[bytes, float] | None:
+    """The content of a plain file in `folder`, and when it was written; None if it is none, or larger."""
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(name, _READ, dir_fd=_opened(stack, folder, None))
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as opened:
+            known = os.fstat(descriptor)
+            if not stat.S_ISREG(known.st_mode) or known.st_size > at_most:
+                return None
+            content = opened.read(at_most + 1)
+            return (content, known.st_mtime) if len(content) <= at_most else None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import sys
+import urllib.request
 from datetime import timedelta
 from textwrap import dedent
 
@@ -52,6 +54,7 @@ async def fleet(tmp_path):
         memory="4096MB",
         lease=timedelta(seconds=10),
         heartbeat_interval=timedelta(milliseconds=300),
+        agent_args=("--http-port", "0"),
     )
     try:
         await fleet.start()
@@ -146,6 +149,7 @@ async def test_a_package_runs_as_a_job_stops_with_a_savepoint_and_goes_on(tmp_pa
         await control.wait_for_job("shop.doubled", lambda view: view.state is JobState.CANCELED, timeout=LONG)
 
 
+EMITTED = "shoal_dataflow_rows_emitted_total"
 SUMMED = """
     from shoal import App, Stream
     from {package}.rates import times
@@ -185,6 +189,7 @@ async def test_another_program_goes_on_with_the_state_and_what_does_not_fit_is_r
     assert code == 0, printed
     await asyncio.to_thread(feed, log, range(100))
     await until_found(log, 100)
+    await check_metrics(tmp_path, fleet)
     write(3, "max")
     code, printed = await shoal_job(tmp_path, fleet, "upgrade", program)
     assert code != 0
@@ -204,6 +209,33 @@ async def test_another_program_goes_on_with_the_state_and_what_does_not_fit_is_r
     async with fleet.client() as control:
         view = await control.get_job("shop.summed")
         assert (view.state, len(view.workloads)) == (JobState.RUNNING, 3), "it kept its width, and was not stopped"
+
+
+async def check_metrics(tmp_path, fleet) -> None:
+    """Every process's series are at its agent, and those of all tasks at the job's address."""
+    ready = [json.loads(each.read_text()) for each in fleet.base_dir.glob("node-*/ready.json")]
+    async with asyncio.timeout(LONG):
+        while True:
+            own = [await asyncio.to_thread(scrape, f"http://{each['http']}/metrics") for each in ready]
+            rows = [line for text in own for line in text.splitlines() if line.startswith(EMITTED)]
+            hosts = {host for host in ("host-0", "host-1") if f'host="{host}"' in "".join(rows)}
+            if len(hosts) == 2 and any('host="coordinator"' in text for text in own):
+                break
+            await asyncio.sleep(0.2)
+    code, printed = await shoal_job(tmp_path, fleet, "get", "shop.summed")
+    assert code == 0, printed
+    address = re.search(r"http://\S+/jobs/shop.summed/metrics", printed)
+    assert address is not None, printed
+    async with asyncio.timeout(LONG):
+        while f'{EMITTED}{{job="shop.summed",host="coordinator",dataflow="shop.summed",step="sums"}}' not in (
+            await asyncio.to_thread(scrape, address[0])
+        ):
+            await asyncio.sleep(0.2)
+
+
+def scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
 
 
 def expected_of(odd: int) -> list[int]:

@@ -25,7 +25,7 @@ import pytest
 from shoal.core import faults
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
-from shoal.dataflow.api.progress import step_progress
+from shoal.dataflow.execution.progress import step_progress
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError

@@ -18,10 +18,10 @@ from shoal.cli.output.printing import table_lines
 from shoal.cli.programs import live
 from shoal.cli.programs.live import amount, row_of, serving_metrics
 from shoal.core.telemetry import MetricRegistry
-from shoal.dataflow.api.progress import FlowSeries, Rates, step_progress
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts
 from shoal.dataflow.execution.chain import StepCounts
 from shoal.dataflow.execution.engine import FlowMetrics
+from shoal.dataflow.execution.progress import FlowSeries, Rates, step_progress
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
 
 PROGRAM = """\

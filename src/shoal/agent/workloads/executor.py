@@ -124,6 +124,8 @@ class Executor:
     ) -> None:
         """Without `volumes` no workload gets a managed volume, without `artifacts` no artifact."""
         self.node = node
+        #: Where this agent serves metrics; empty where it does not.
+        self.metrics_address = ""
         self.roster = Roster()
         self._database = database
         #: Kinds without a runtime have a stand-in: their workloads are kept.
@@ -366,6 +368,8 @@ class Executor:
             "SHOAL_GENERATION": str(intent.generation),
         }
         slots = state.spec.request.slots if state.spec is not None else 0
+        if self.metrics_address:
+            identity["SHOAL_NODE_METRICS"] = self.metrics_address
         if slots:
             identity["SHOAL_SLOTS"] = str(slots)
             identity["SHOAL_WORKERS"] = str(slots * node.workers_per_slot)
@@ -374,6 +378,10 @@ class Executor:
 
     # -----------------------------------------------------------------------------------------------------
     # Questions
+
+    def runtime(self, kind: WorkloadType) -> Runtime:
+        """The runtime of a kind, or a stand-in."""
+        return self._runtimes[kind]
 
     @property
     def types(self) -> tuple[WorkloadType, ...]:

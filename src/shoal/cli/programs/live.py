@@ -17,7 +17,7 @@ from shoal.cli.output.displays import is_lively
 from shoal.cli.output.printing import console_for, table_lines
 from shoal.cli.output.tables import Column
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.api.progress import FlowSeries, Rates, step_progress
+from shoal.dataflow.execution.progress import FlowSeries, Rates, step_progress
 
 _COLUMNS = (
     Column("STEP", least=12),

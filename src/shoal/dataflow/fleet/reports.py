@@ -69,6 +69,8 @@ class CoordinatorReport:
     #: Where task hosts reach it.
     address: Annotated[str, MaxLength(512)] = ""
     node: Annotated[str, MaxLength(128)] = ""
+    #: Where the series of all tasks are served, as a URL.
+    metrics: Annotated[str, MaxLength(512)] = ""
     epoch: Annotated[int, _COUNT] = 0
     #: The last request that it has carried out: a savepoint, or a stop.
     request: Annotated[int, _COUNT] = 0

@@ -1,6 +1,7 @@
 """The small HTTP server beside gRPC: metrics and health, for Prometheus and probes.
 
     GET /metrics    Prometheus text
+    GET /jobs/JOB/metrics    series of a job, where there are some
     GET /health     the true status as JSON, with the status code the caller chose
     GET /healthz    200 while the process lives
     GET /readyz     200 when it can serve, else 503
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from shoal.core.errors import UnavailableError
@@ -36,7 +37,9 @@ class HttpServer:
     """A running HTTP server. The socket listens already: what is asked before uvicorn is up waits in its backlog."""
 
     def __init__(self, listener: socket.socket, server: uvicorn.Server) -> None:
-        self._address = Address(*listener.getsockname()[:2]).dialable()
+        bound = Address(*listener.getsockname()[:2])
+        self._address = bound.dialable()
+        self._is_everywhere = bound != self._address
         self._server = server
         self._scope = TaskScope("http")
         self._task = self._scope.start(server.serve(sockets=[listener]), name="serve")
@@ -45,6 +48,10 @@ class HttpServer:
     def address(self) -> str:
         """host:port that others on this machine may ask; the port is the real one also when 0 was asked for."""
         return str(self._address)
+
+    def address_at(self, host: str) -> str:
+        """host:port for others, who reach this machine at `host`, if it listens everywhere; else where it listens."""
+        return str(Address(host, self._address.port)) if host and self._is_everywhere else self.address
 
     async def stop(self) -> None:
         """Take no new requests, give those under way a second, then end. Safe to call twice."""
@@ -59,9 +66,14 @@ async def serve_http(
     metrics: Callable[[], bytes],
     health: Callable[[], tuple[int, Mapping[str, object]]],
     ready: Callable[[], bool],
+    more: Callable[[], Awaitable[bytes]] | None = None,
+    of_job: Callable[[str], Awaitable[bytes]] | None = None,
 ) -> HttpServer:
-    """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the port is taken."""
-    server = _make_server(_make_app(metrics, health, ready))
+    """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the port is taken.
+
+    `more` has series that follow those of `metrics`, `of_job` those of one job.
+    """
+    server = _make_server(_make_app(metrics, health, ready, more, of_job))
     return HttpServer(_listen(parse_address(address, listening=True)), server)
 
 
@@ -87,13 +99,22 @@ def _make_app(
     metrics: Callable[[], bytes],
     health: Callable[[], tuple[int, Mapping[str, object]]],
     ready: Callable[[], bool],
+    more: Callable[[], Awaitable[bytes]] | None,
+    of_job: Callable[[str], Awaitable[bytes]] | None,
 ) -> Starlette:
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
     async def show_metrics(_request: Request) -> Response:
-        return Response(metrics(), headers={"content-type": _METRICS_TYPE})
+        following = b"" if more is None else await more()
+        return Response(metrics() + following, headers={"content-type": _METRICS_TYPE})
+
+    async def show_job(request: Request) -> Response:
+        found = b"" if of_job is None else await of_job(request.path_params["job"])
+        if not found:
+            return PlainTextResponse("no coordinator of that job is here\n", status_code=404)
+        return Response(found, headers={"content-type": _METRICS_TYPE})
 
     async def show_health(_request: Request) -> Response:
         code, body = health()
@@ -109,6 +130,7 @@ def _make_app(
     return Starlette(
         routes=[
             Route("/metrics", show_metrics),
+            Route("/jobs/{job}/metrics", show_job),
             Route("/health", show_health),
             Route("/healthz", show_life),
             Route("/readyz", show_readiness),

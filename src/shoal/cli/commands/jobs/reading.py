@@ -66,7 +66,8 @@ async def get_job(control: ControlPlane, job: JobName, *, as_json: Json = False)
         output.json_document({"job": showing.plain(view)})
         return
     now = session.clock().wall()
-    output.facts([*showing.facts(view, now), *showing.dataflow_facts(view)])
+    said = await control.job_reports(job) if view.engine == ENGINE else {}
+    output.facts([*showing.facts(view, now), *showing.dataflow_facts(view, said)])
     found = await selecting.select(control, selector=f"{JOB_LABEL}={job}")
     if found:
         output.data("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,8 @@ from shoal.cli import output
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.dataflow.fleet import progress as progresses
+from shoal.dataflow.fleet.progress import COORDINATOR, workload_of
+from shoal.dataflow.fleet.reports import decode_coordinator
 from shoal.dataflow.fleet.spec import ENGINE
 from shoal.model.jobs import JobAction, JobRequest, JobView
 
@@ -54,11 +57,13 @@ def facts(job: JobView, now: datetime) -> list[tuple[str, str | Cell]]:
     ]
 
 
-def dataflow_facts(job: JobView) -> list[tuple[str, str | Cell]]:
-    """What is known about a job of the engine `dataflow` only."""
+def dataflow_facts(job: JobView, said: Mapping[str, bytes]) -> list[tuple[str, str | Cell]]:
+    """What is known about a job of the engine `dataflow` only. `said`: what its workloads said."""
     if job.engine != ENGINE:
         return []
-    return [("savepoint", progresses.decode(job.progress).savepoint)]
+    told = said.get(workload_of(job.job_id, COORDINATOR))
+    metrics = decode_coordinator(told).metrics if told is not None else ""
+    return [("savepoint", progresses.decode(job.progress).savepoint), ("metrics", metrics)]
 
 
 def request_words(request: JobRequest) -> str:

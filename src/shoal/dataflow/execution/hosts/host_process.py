@@ -29,10 +29,12 @@ from shoal.dataflow.execution.hosts.control_messages import (
     ConnectTasks,
     EndTasks,
     HostBuilt,
+    HostCounts,
     HostEnded,
     HostFailed,
     HostListens,
     HostLost,
+    HostShare,
     Ping,
     RunTasks,
     TaskReport,
@@ -58,6 +60,8 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "SHOAL_EXCHANGE_KEY"
 #: Seconds between two heartbeats.
 HEARTBEAT = 0.5
+#: Heartbeats between two calls of `tell`.
+_TELL = 2
 
 
 class _Coordinator:
@@ -104,9 +108,18 @@ class _Coordinator:
 
 
 def run_host(
-    link: ControlLink, gate: Gate, folder: str, number: int, *, leave: Callable[[int], NoReturn] = os._exit
+    link: ControlLink,
+    gate: Gate,
+    folder: str,
+    number: int,
+    *,
+    leave: Callable[[int], NoReturn] = os._exit,
+    tell: Callable[[HostShare, HostCounts], None] = lambda _share, _counts: None,
 ) -> int:
-    """Build, run, and end. Returns the exit code. `leave` ends the process when the coordinator is gone."""
+    """Build, run, and end. Returns the exit code.
+
+    `leave` ends the process when the coordinator is gone. `tell` is called about each second while tasks run.
+    """
     coordinator = _Coordinator(link, leave)
     build = coordinator.receive()
     if not isinstance(build, BuildTasks):
@@ -144,8 +157,13 @@ def run_host(
         host.send(message.task, message.command)  # tasks find it when they start
     host.run()
     threading.Thread(target=_obey, args=(coordinator, host), name="commands", daemon=True).start()
+    beats = 0
     while not coordinator.done.wait(HEARTBEAT):
-        coordinator.send(host.counts())
+        counts = host.counts()
+        coordinator.send(counts)
+        beats += 1
+        if beats % _TELL == 0:
+            tell(build.share, counts)
     # What was sent may still be on its way to others: they read it to its end before this process may go.
     if coordinator.is_good:
         coordinator.send(HostEnded(host.counts()))

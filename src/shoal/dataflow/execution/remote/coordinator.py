@@ -25,6 +25,7 @@ from shoal.dataflow.execution.coordinator.running import RunningFlow
 from shoal.dataflow.execution.remote.board import Answer, Board
 from shoal.dataflow.execution.remote.code import open_code, plan_at_width
 from shoal.dataflow.execution.remote.hosts import RemoteHosts
+from shoal.dataflow.execution.remote.series import CoordinatorSeries
 from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
 from shoal.dataflow.execution.remote.telling import StepTelling
 from shoal.dataflow.fleet import spec as specs
@@ -107,9 +108,11 @@ class Life:
 
     # -- the control plane ----------------------------------------------------------------------------------------
 
-    def tell(self, board: Board) -> None:
+    def tell(self, board: Board, series: CoordinatorSeries) -> None:
         """Tell the control plane how it is, each second, for as long as this process lives."""
         while True:
+            if self._flow is not None:
+                series.write(self._flow.metrics())
             try:
                 self._obey(board.report(encode(self.report())))
             except PreconditionError as error:
@@ -136,6 +139,7 @@ class Life:
             term=around.generation,
             address=f"{around.address}:{self._hosts.port}",
             node=around.node_id,
+            metrics=f"http://{around.metrics}/jobs/{around.job_id}/metrics" if around.metrics else "",
             epoch=0 if flow is None else flow.epoch,
             request=self._done,
             savepoint=self._savepoint,
@@ -236,7 +240,7 @@ def main(arguments: list[str]) -> None:
     life = Life(around, spec, hosts, StepTelling(plan.physical, clock), given.deployed_for)
     flow = RunningFlow(spec.name, plan, spec.flow_settings(""), clock, hosts)
     threading.Thread(target=life.run, args=(flow,), name="job", daemon=True).start()
-    life.tell(Board(around))
+    life.tell(Board(around), CoordinatorSeries(folder, given.job, spec.name, clock))
 
 
 if __name__ == "__main__":

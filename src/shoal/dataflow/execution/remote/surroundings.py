@@ -28,6 +28,8 @@ class Surroundings:
     host_id: str
     #: Where others reach this node.
     address: str
+    #: Where this node serves metrics; empty where it does not.
+    metrics: str
     #: Its certificate; None in a fleet without certificates.
     certificate: Certificate | None
     #: For the client of the control plane.
@@ -60,6 +62,7 @@ def surroundings_of(job_id: str, environment: Mapping[str, str]) -> Surroundings
         generation=int(environment["SHOAL_GENERATION"]),
         host_id=environment.get("SHOAL_HOST_ID", ""),
         address=environment.get("SHOAL_NODE_ADDRESS", "") or "127.0.0.1",
+        metrics=environment.get("SHOAL_NODE_METRICS", ""),
         certificate=Certificate(*files) if all(files) else None,
         environment=environment,
     )

@@ -25,7 +25,9 @@ from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     BadMessageError,
+    HostCounts,
     HostHello,
+    HostShare,
     JoinEpoch,
     Ping,
     decode_from_coordinator,
@@ -35,6 +37,7 @@ from shoal.dataflow.execution.hosts.host_process import run_host
 from shoal.dataflow.execution.remote.board import Board
 from shoal.dataflow.execution.remote.code import open_code
 from shoal.dataflow.execution.remote.connections import dial
+from shoal.dataflow.execution.remote.series import HostSeries
 from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
 from shoal.dataflow.execution.scratch import make_short_scratch
 from shoal.dataflow.fleet.reports import HostReport, decode_coordinator
@@ -213,7 +216,14 @@ def main(arguments: list[str]) -> NoReturn:
             search.ask()  # this process image is the first that knows
         begin_again(arguments)
 
-    run_host(link, gate, sockets.path, given.number, leave=leave)
+    series: list[HostSeries] = []
+
+    def tell(share: HostShare, counts: HostCounts) -> None:
+        if not series:
+            series.append(HostSeries(folder, given.job, share.job, SystemClock()))
+        series[0].write(counts, share.settings.queue_bytes)
+
+    run_host(link, gate, sockets.path, given.number, leave=leave, tell=tell)
     leave(0)
 
 

@@ -36,7 +36,7 @@ class Flow:
 
 
 def life(flow, *, deployed_for=1):
-    around = SimpleNamespace(generation=4, address="127.0.0.1", node_id="n0")
+    around = SimpleNamespace(generation=4, address="127.0.0.1", node_id="n0", metrics="")
     made = Life(
         around,
         SimpleNamespace(name="a.b", checkpoint_settings=None),

@@ -1,6 +1,7 @@
 """How far the steps of a running dataflow are: rows, rates, lag, state, queues. Pure, and as Prometheus series.
 
-Called by `shoal run`, once a second for its live lines and at every scrape of `--metrics-port`; reads `FlowMetrics`.
+Called by `shoal run`, once a second for its live lines and at every scrape of `--metrics-port`, and by the processes of
+a job on a fleet; reads `FlowMetrics`.
 """
 
 from __future__ import annotations
@@ -196,12 +197,21 @@ class FlowSeries:
 
     def update(self, dataflow: str, metrics: Any, now: int) -> None:
         """Bring the series of a dataflow up to date. `now` is the time of day in microseconds. From any thread."""
+        self.update_steps(dataflow, metrics, now)
+        self.update_checkpoints(dataflow, metrics)
+
+    def update_steps(self, dataflow: str, metrics: Any, now: int) -> None:
+        """Those of steps alone."""
         with self._lock:
             for step in step_progress(metrics):
                 self._update_step(dataflow, step, now)
                 if metrics.checkpoints.age is not None:
                     self._state_bytes.labels(dataflow, step.uid).set(step.state_bytes)
                     self._snapshot.labels(dataflow, step.uid).set(step.snapshot_seconds)
+
+    def update_checkpoints(self, dataflow: str, metrics: Any) -> None:
+        """Those of checkpoints and recoveries alone."""
+        with self._lock:
             self._update_checkpoints(dataflow, metrics)
             if metrics.kafka:
                 self._kafka.labels(dataflow, metrics.kafka).set(1)
