@@ -6,6 +6,7 @@ sinks and steps that only say where rows go are built here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from shoal.dataflow.connectors.base import SinkContext, Split
 from shoal.dataflow.execution.chain import Chain, RunningStep, StepTimer
 from shoal.dataflow.execution.event_time import AssignTimes
 from shoal.dataflow.execution.factories import Work, make_operator
-from shoal.dataflow.execution.morsels import MorselStep, find_runs
+from shoal.dataflow.execution.morsels import MorselStep, find_runs, find_workers
 from shoal.dataflow.execution.routing import Channels, channels_into
 from shoal.dataflow.execution.sinks import SinkStep
 from shoal.dataflow.execution.sources import SourceDriver, SourceShare
@@ -210,13 +211,14 @@ class _TaskPlan:
     def _cut_into_morsels(self, steps: list[RunningStep]) -> None:
         """Where workers are asked for, the last of several stateless steps does the work of all of them."""
         settings = self._program.settings
-        if settings.morsel_workers < 2:
+        workers = find_workers(settings.morsel_workers, os.environ)
+        if workers < 2:
             return
         for run in find_runs(self._stage, self._program.plan.outputs_of(self._stage.number)):
             for index in run:
                 steps[index].operator = None
             steps[run[-1]].operator = MorselStep(
-                partial(self._operators_of, run), workers=settings.morsel_workers, rows=settings.morsel_rows
+                partial(self._operators_of, run), workers=workers, rows=settings.morsel_rows
             )
 
     def _operators_of(self, run: range) -> list[Operator]:

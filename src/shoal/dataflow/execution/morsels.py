@@ -11,13 +11,40 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from shoal.core.errors import InvalidError, problem
+from shoal.core.threads import SYSTEM, Threads, threads_of
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.expressions.trees import Expression
 from shoal.dataflow.language.logical import Filter, Node, OnError, Project
 from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.plan.physical import MAIN, Edge, Stage
+
+#: What an agent gives its workloads: threads that a task may use, by slots and `workers_per_slot`.
+WORKERS_VARIABLE = "SHOAL_WORKERS"
+_MOST_WORKERS = 1024
+#: Bytes of a morsel: it fits into the second-level cache of a core, and what is made of it does, too.
+_CACHE_BYTES = 512 * 1024
+#: Rows of a morsel at least: handing over fewer costs more than working on them.
+_LEAST_ROWS = 4_096
+
+
+def find_workers(asked: int, environment: Mapping[str, str]) -> int:
+    """How many threads share the work of a task: as asked for, else what the agent gives to each, else one."""
+    text = environment.get(WORKERS_VARIABLE, "")
+    if asked or not text:
+        return asked or 1
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_WORKERS:
+        raise InvalidError([problem(WORKERS_VARIABLE, text, f"must be a whole number from 1 to {_MOST_WORKERS}")])
+    return int(text)
+
+
+def rows_of_morsel(batch: Batch, workers: int) -> int:
+    """Rows of a morsel of a batch: what fits into a cache, and a share for every worker where there is enough."""
+    width = max(1.0, batch.nbytes / max(1, batch.num_rows))
+    share: int = -(-batch.num_rows // workers)
+    return max(_LEAST_ROWS, min(int(_CACHE_BYTES / width), share))
 
 
 def find_runs(stage: Stage, outputs: Sequence[Edge]) -> list[range]:
@@ -109,11 +136,11 @@ class Pipeline:
 class _Round:
     """One batch being worked on."""
 
-    def __init__(self, morsels: Sequence[Batch], workers: int) -> None:
+    def __init__(self, morsels: Sequence[Batch], workers: int, threads: Threads) -> None:
         self.results: list[list[Batch]] = [[] for _ in morsels]
         self._left = len(morsels)
-        self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._lock = threading.Lock()  # nothing waits while it is held
+        self._done = threads.event()
         self.error: BaseException | None = None
         share = -(-len(morsels) // workers)
         numbered = list(enumerate(morsels))
@@ -187,42 +214,47 @@ class Choice:
 class MorselStep(Operator):
     """Several stateless steps as one, over morsels. The task's own thread is the first of the workers."""
 
-    def __init__(self, make: Callable[[], Sequence[Operator]], *, workers: int, rows: int) -> None:
+    def __init__(self, make: Callable[[], Sequence[Operator]], *, workers: int, rows: int = 0) -> None:
         self._pipelines = [Pipeline(make()) for _ in range(workers)]
         self._rows = rows
         self._choice = Choice()
         self._threads: list[threading.Thread] = []
         self._rounds: list[_Round | None] = [None] * workers
-        self._wanted = threading.Condition()
+        self._use(SYSTEM)
         self._is_closed = False
+
+    def _use(self, threads: Threads) -> None:
+        self._makers = threads
+        self._wanted = threads.condition()
 
     def open(self, context: Context) -> None:
         """Open the operators of every worker, and start the workers."""
         self._clock = context.clock
+        self._use(threads_of(context.clock))
         for pipeline in self._pipelines:
             for operator in pipeline.operators:
                 operator.open(context)
         for worker in range(1, len(self._pipelines)):
-            thread = threading.Thread(
-                target=self._serve, args=(worker,), name=f"morsels/{context.name}/{worker}"[:60], daemon=True
-            )
+            thread = self._makers.thread(self._serve, worker, name=f"morsels/{context.name}/{worker}")
             self._threads.append(thread)
             thread.start()
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Run the steps over a batch."""
-        if batch.num_rows < 2 * self._rows or len(self._pipelines) == 1:
+        workers = len(self._pipelines)
+        rows = 0 if workers == 1 else self._rows or rows_of_morsel(batch, workers)
+        if not rows or batch.num_rows < 2 * rows:
             made = self._pipelines[0].run(batch)
         else:
             is_shared, began = self._choice.next(), self._clock.monotonic()
-            made = self._run_shared(batch) if is_shared else self._pipelines[0].run(batch)
+            made = self._run_shared(batch, rows) if is_shared else self._pipelines[0].run(batch)
             self._choice.took(is_shared, self._clock.monotonic() - began, batch.num_rows)
         for each in made:
             out.emit(each)
 
-    def _run_shared(self, batch: Batch) -> list[Batch]:
-        morsels = [batch.slice(start, self._rows) for start in range(0, batch.num_rows, self._rows)]
-        current = _Round(morsels, len(self._pipelines))
+    def _run_shared(self, batch: Batch, rows: int) -> list[Batch]:
+        morsels = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
+        current = _Round(morsels, len(self._pipelines), self._makers)
         with self._wanted:
             self._rounds = [current] * len(self._pipelines)
             self._wanted.notify_all()

@@ -96,10 +96,11 @@ class FlowSettings:
     pace: float = 0.002
     #: Seconds that a source waits for rows before it looks at the clock again.
     poll: float = 0.05
-    #: Threads that share the kernels of each task, morsel by morsel, its own among them; below 2 for that one alone.
+    #: Threads that share the kernels of each task, morsel by morsel, its own among them; 1 for that one alone. 0: as
+    #: many as an agent gives to a workload (SHOAL_WORKERS: its slots, times `workers_per_slot`), 1 without an agent.
     morsel_workers: int = 0
-    #: Rows of a morsel.
-    morsel_rows: int = 16_384
+    #: Rows of a morsel; 0: as many as fit into a core's cache.
+    morsel_rows: int = 0
     #: Shares of the key space.
     key_groups: int = KEY_GROUPS
     #: Seconds between two looks for new splits of endless sources.
@@ -125,7 +126,7 @@ class FlowSettings:
                 *_seconds("pace", self.pace, 0),
                 *_seconds("poll", self.poll, 0.001),
                 *_whole("morsel_workers", self.morsel_workers, 0, _MOST_WORKERS),
-                *_whole("morsel_rows", self.morsel_rows, 1),
+                *_whole("morsel_rows", self.morsel_rows, 0),
                 *_whole("key_groups", self.key_groups, 1, MOST_KEY_GROUPS),
                 *_seconds("discovery", self.discovery, 0.001),
                 *_seconds("split_drift", self.split_drift, 0),

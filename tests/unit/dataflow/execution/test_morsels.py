@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.clock import SystemClock
-from shoal.dataflow.execution import engine
-from shoal.dataflow.execution.morsels import Choice, MorselStep, find_runs
+from shoal.core.errors import InvalidError
+from shoal.dataflow.execution import building, engine
+from shoal.dataflow.execution.morsels import Choice, MorselStep, find_runs, find_workers, rows_of_morsel
 from shoal.dataflow.language.expressions.trees import Named, col
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import Filter, KeyBy, Project
@@ -112,6 +113,43 @@ def test_a_flow_gives_the_same_with_and_without(parallelism):
 
     assert run(3) == run(0)
     assert sorted(run(3)) == [each * 20 for each in range(0, 1000, 3)]
+
+
+def numbers(rows: int, columns: int = 1) -> pa.RecordBatch:
+    return pa.record_batch({f"c{each}": pa.array(range(rows), pa.int64()) for each in range(columns)})
+
+
+def test_a_morsel_fits_into_a_cache_and_every_worker_has_one():
+    assert rows_of_morsel(numbers(65_536), 2) == 32_768
+    assert rows_of_morsel(numbers(65_536, columns=8), 2) == 8_192  # 512 KB
+    assert rows_of_morsel(numbers(65_536, columns=100), 2) == 4_096
+    assert rows_of_morsel(numbers(10), 4) == 4_096
+
+
+@pytest.mark.parametrize(("asked", "given", "workers"), [(0, "", 1), (0, "3", 3), (2, "3", 2), (1, "3", 1)])
+def test_an_agent_says_how_many_threads_share_the_work_unless_the_program_does(asked, given, workers):
+    assert find_workers(asked, {"SHOAL_WORKERS": given}) == workers
+
+
+@pytest.mark.parametrize("given", ["no", "0", "-1", "99999"])
+def test_a_number_of_workers_that_is_none_is_refused(given):
+    with pytest.raises(InvalidError, match="SHOAL_WORKERS"):
+        find_workers(0, {"SHOAL_WORKERS": given})
+
+
+def test_tasks_below_an_agent_share_their_work(monkeypatch):
+    made: list[int] = []
+
+    class Spy(MorselStep):
+        def __init__(self, *arguments, workers, **others):
+            made.append(workers)
+            super().__init__(*arguments, workers=workers, **others)
+
+    monkeypatch.setattr(building, "MorselStep", Spy)
+    for workers in ("1", "2"):
+        monkeypatch.setenv("SHOAL_WORKERS", workers)
+        engine.run(stateless_plan())
+    assert made == [2]
 
 
 def choose(alone: float, shared: float, batches: int = 400) -> list[bool]:
