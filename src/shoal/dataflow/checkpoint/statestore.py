@@ -9,6 +9,7 @@ an earlier run still writes can take the place of a file in use. Called by `shoa
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -17,7 +18,7 @@ from shoal.core.errors import NotFoundError
 from shoal.dataflow.checkpoint import statefile
 from shoal.dataflow.checkpoint.handles import Chain, FileHandle
 from shoal.dataflow.checkpoint.messages import TaskId
-from shoal.dataflow.checkpoint.statefile import FileReader, StepIndex
+from shoal.dataflow.checkpoint.statefile import FileReader, ReadAt, StepIndex
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Tables, merge_tables
@@ -77,18 +78,18 @@ class StateStore:
     def verify(self, handle: FileHandle) -> None:
         """Read all of a file, and hold it against its checksums. Raises `CheckpointError`."""
         steps, _body = self._open(handle)
-        reader = self._reader(handle)
-        for step in steps.values():
-            reader.piece(step.shared)
-            pieces = [step.whole, *(part for table in step.tables.values() for part in (table.rows, table.gone))]
-            for places in pieces:
-                for place in places.values():
-                    reader.piece(place)
+        with self._reader(handle) as reader:
+            for step in steps.values():
+                reader.piece(step.shared)
+                pieces = [step.whole, *(part for table in step.tables.values() for part in (table.rows, table.gone))]
+                for places in pieces:
+                    for place in places.values():
+                        reader.piece(place)
 
     def read_shared(self, handle: FileHandle) -> dict[str, bytes]:
         """What belongs to no key, by step."""
-        reader = self._reader(handle)
-        return {uid: reader.piece(step.shared) for uid, step in self.index(handle).items()}
+        with self._reader(handle) as reader:
+            return {uid: reader.piece(step.shared) for uid, step in self.index(handle).items()}
 
     def read_chain(self, uid: str, chain: Chain, handles: Mapping[str, FileHandle]) -> OperatorState:
         """The keyed state of a step, from the key groups that its links say and no others."""
@@ -129,17 +130,14 @@ class StateStore:
         index = self.index(handle).get(uid)
         if index is None:
             raise CheckpointError(f"{handle.name} has nothing of {uid!r}, and a checkpoint says that it has")
-        reader = self._reader(handle)
-        return reader.whole_groups(index, first, end), reader.tables(index, first, end)
+        with self._reader(handle) as reader:
+            return reader.whole_groups(index, first, end), reader.tables(index, first, end)
 
-    def _reader(self, handle: FileHandle) -> FileReader:
-        path = files.join(self._folder, handle.name)
+    @contextlib.contextmanager
+    def _reader(self, handle: FileHandle) -> Iterator[FileReader]:
         _steps, body = self._open(handle)
-
-        def read_at(offset: int, size: int) -> bytes:
-            return _read_range(path, offset, size)
-
-        return FileReader(handle.name, body, read_at)
+        with _opened(files.join(self._folder, handle.name)) as read_at:
+            yield FileReader(handle.name, body, read_at)
 
     def _open(self, handle: FileHandle) -> tuple[dict[str, StepIndex], int]:
         known = self._opened.get(handle.name)
@@ -152,8 +150,9 @@ class StateStore:
             raise CheckpointError(f"{path} is missing") from error
         if size != handle.size:
             raise CheckpointError(f"{path} is torn: it has {size} bytes of {handle.size}")
-        length = statefile.header_size(_read_range(path, 0, statefile.START), handle.name)
-        header = _read_range(path, statefile.START, min(length, size))
+        with _opened(path) as read_at:
+            length = statefile.header_size(read_at(0, statefile.START), handle.name)
+            header = read_at(statefile.START, min(length, size))
         found = statefile.decode_header(header, handle), statefile.START + length
         self._opened[handle.name] = found
         return found
@@ -165,12 +164,17 @@ def number_of(name: str) -> int:
     return 0 if found is None else int(found[1])
 
 
-def _read_range(path: str, offset: int, size: int) -> bytes:
-    if not size:
-        return b""
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[ReadAt]:
+    """Read a file at several places; it is opened once."""
     try:
-        with files.open_file(path) as file:
-            file.seek(offset)
-            return file.read(size)
+        file = files.open_file(path)
     except NotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
+    with file:
+
+        def read_at(offset: int, size: int) -> bytes:
+            file.seek(offset)
+            return file.read(size) if size else b""
+
+        yield read_at

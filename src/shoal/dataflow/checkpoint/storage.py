@@ -186,7 +186,8 @@ class CheckpointStorage:
             if not self._branch.has(each) if number is None else each != number:
                 continue
             try:
-                found = self._read(each)
+                # Elsewhere that would be a download of everything: tasks look at what they read themselves.
+                found = self._read(each, verify="://" not in self._base)
                 if number is None and self._branch.is_foreign(each, found.incarnation):
                     continue
                 return Search(found, damaged)
@@ -205,8 +206,11 @@ class CheckpointStorage:
         return not self._numbers() and self._read_job() is None
 
     def read(self, number: int) -> Checkpoint:
-        """One that is complete. Raises `NotFoundError` and `CheckpointError`."""
-        return self._read(number)
+        """One that is complete and was verified by `search`: its manifest and what belongs to no key.
+
+        Raises `NotFoundError` and `CheckpointError`.
+        """
+        return self._read(number, verify=False)
 
     def begin(self, layout: Layout) -> History:
         """What is known from before. Writes the new widths down before anything of them runs.
@@ -240,15 +244,13 @@ class CheckpointStorage:
             raise CheckpointError(f"{path} does not say the key groups and widths of job {self._job!r}")
         return content
 
-    def _read(self, number: int) -> Checkpoint:
+    def _read(self, number: int, *, verify: bool) -> Checkpoint:
         directory = self._directory(number)
         manifest = self._read_manifest(directory, number)
         handles = {name: FileHandle(name, *entry) for name, entry in manifest["files"].items()}
-        is_local = "://" not in self._base
         states: dict[str, list[tuple[int, StepState]]] = {}
         for handle in handles.values():
-            # Elsewhere that would be a download of everything: tasks look at what they read themselves.
-            self._store.verify(handle) if is_local else self._store.index(handle)
+            self._store.verify(handle) if verify else self._store.index(handle)
         for task in manifest["tasks"]:
             chains = {uid: tuple(Link(*link) for link in chain) for uid, chain in task["chains"].items()}
             shared = self._store.read_shared(handles[task["file"]])

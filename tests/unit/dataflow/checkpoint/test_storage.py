@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core import files
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.handles import StepState
 from shoal.dataflow.checkpoint.messages import TaskId
@@ -181,6 +182,54 @@ def test_the_number_of_key_groups_is_fixed(storage):
     storage.begin(LAYOUT)
     with pytest.raises(PreconditionError, match="8 key groups"):
         storage.begin(Layout(key_groups=16, kinds={}, widths={}))
+
+
+class Reads:
+    """Counts what is read of state files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = self.bytes = 0
+        self._open = files.open_file
+        monkeypatch.setattr(files, "open_file", self.open_file)
+
+    def open_file(self, path: str, mode: str = "rb"):
+        file = self._open(path, mode)
+        if mode == "rb":
+            self.opened += 1
+            read = file.read
+            file.read = lambda size: self.count(read(size))
+        return file
+
+    def count(self, content: bytes) -> bytes:
+        self.bytes += len(content)
+        return content
+
+
+def test_a_task_host_reads_headers_and_the_key_groups_of_its_tasks(storage, monkeypatch):
+    """The coordinator has verified the whole checkpoint when it chose it."""
+    size = 100_000
+    state = OperatorState({group: bytes([group]) * size for group in range(8)}, b"shared")
+    storage.complete(1, LAYOUT, [write_task(storage, 1, TaskId(1, 0), {"sum": state})])
+    reads = Reads(monkeypatch)
+    host = CheckpointStorage(storage._base.removesuffix("/job"), "job")
+    found = host.read(1)
+    assert reads.bytes < size
+    ((_number, _subtask, mine),) = share_states(found, KeyGroups(2, 4, 8))["sum"]
+    reads.opened = 0
+    store = host.open_store()
+    assert sorted(store.read_chain("sum", mine.chain, found.handles).keyed) == [2, 3]
+    assert reads.bytes < 3 * size
+    assert reads.opened == 2, "one for the header, one for all pieces"
+
+
+def test_a_piece_that_is_torn_is_noticed_by_the_task_that_reads_it(storage, tmp_path):
+    write(storage, 1)
+    found = storage.read(1)
+    part = tmp_path / "job" / "state" / file_name(1, 1, TaskId(1, 0))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    assert list(storage.search().damaged) == [1]
+    with pytest.raises(CheckpointError, match="is torn"):
+        loaded(storage, found, found.states["sum"][0][1])
 
 
 # -- restoring --------------------------------------------------------------------------------------------
