@@ -54,19 +54,12 @@ class StepIndex:
         """Whether all of its rows are below the floors of their tables, so that nobody needs them."""
         if self.whole or not self.tables:
             return False
-        return all(
-            table.floor is not None
-            and table.reach is not None
-            and name in floors
-            and floors[name][0] == table.floor[0]
-            and table.reach < floors[name][1]
-            for name, table in self.tables.items()
-        )
+        return all(name in floors and table.is_below(floors[name]) for name, table in self.tables.items())
 
-    @property
-    def floors(self) -> dict[str, tuple[str, int]]:
-        """The floors of its tables."""
-        return {name: table.floor for name, table in self.tables.items() if table.floor is not None}
+    def has_floors(self, floors: Mapping[str, tuple[str, int]]) -> bool:
+        """Whether all of these floors are in it, or higher ones."""
+        found = {name: table.floor for name, table in self.tables.items() if table.floor is not None}
+        return all(name in found and found[name][1] >= floor[1] for name, floor in floors.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +74,12 @@ class TableIndex:
     reach: int | None
     rows: Mapping[int, Sequence[int]]
     gone: Mapping[int, Sequence[int]]
+
+    def is_below(self, floor: tuple[str, int]) -> bool:
+        """Whether all of it is below a floor. What is gone here may be rows of earlier files that are above it."""
+        if self.floor is None or self.floor[0] != floor[0] or self.gone:
+            return False
+        return self.floor[1] < floor[1] if self.reach is None else self.reach < floor[1]
 
 
 def encode(state: Mapping[str, OperatorState]) -> tuple[list[bytes], int]:

@@ -198,18 +198,16 @@ class StateUploads:
         return replace(state, tables=tables, is_whole=before.is_whole)
 
     def _next_chain(self, uid: str, state: OperatorState, name: str) -> Chain:
-        link = Link(name, self._groups.first, self._groups.end)
+        added = (Link(name, self._groups.first, self._groups.end),)
         has_changes = bool(state.keyed) or any(table.has_changes for table in state.tables.values())
-        added = (link,) if has_changes else ()
         if state.is_whole:
-            return added
+            return added if has_changes else ()
         floors = {each: table.floor for each, table in state.tables.items() if table.floor is not None}
-        needed = (
-            link
-            for link in self._chains.get(uid, ())
-            if not (floors and self._store.index(self._handles[link.file])[uid].is_below(floors))
-        )
-        return (*needed, *added)
+        before = self._chains.get(uid, ())
+        needed = tuple(link for link in before if not (floors and self._index(uid, link).is_below(floors)))
+        # A file that was needed before may have rows below a floor that rose: they must not come back.
+        has_risen = bool(needed) and not self._index(uid, before[-1]).has_floors(floors)
+        return (*needed, *added) if has_changes or has_risen else needed
 
     # -- merging ----------------------------------------------------------------------------------------------
 

@@ -127,6 +127,27 @@ def test_files_below_the_floor_are_let_go(store, task):
     assert read(store, part) == {70: 1, 80: 1}
 
 
+def test_a_floor_that_rose_over_a_part_of_a_file_is_written(store, task):
+    """Rows that were freed by it must not come back, although nothing else changed."""
+    task.write(1, {"sum": change({10: 1, 20: 1, 30: 1}, floor=10)})
+    part = task.write(2, {"sum": change({}, floor=20)})
+    assert read(store, part) == {20: 1, 30: 1}
+    again = [task.write(number, {"sum": change({}, floor=20)}) for number in range(3, 6)]
+    assert {each.chains["sum"] for each in again} == {part.chains["sum"]}
+    for number in range(21, 31):
+        part = task.write(number, {"sum": change({}, floor=number)})
+        assert len(part.chains["sum"]) == 2
+    assert read(store, part) == {30: 1}
+    assert "sum" not in task.write(40, {"sum": change({}, floor=31)}).chains
+
+
+def test_a_file_below_the_floor_that_says_what_is_gone_is_kept(store, task):
+    task.write(1, {"sum": change({100: 1}, floor=0)})
+    task.write(2, {"sum": change({5: 1}, {100}, floor=0)})
+    part = task.write(3, {"sum": change({200: 1}, floor=10)})
+    assert read(store, part) == {200: 1}
+
+
 @pytest.mark.parametrize("sizes", [[], [5], [1] * 16, [100, *[1] * 15]])
 def test_short_chains_are_left_alone(sizes):
     assert first_to_merge(sizes) is None

@@ -65,6 +65,8 @@ class Case:
     #: Splits of each input, each in a task of its own. Inputs of a merge are sorted as a whole, and have one.
     splits: int = 2
     settings: dict[str, Any] = field(default_factory=dict)
+    #: So many of its inputs, the first ones, may be endless. A row meets what came before it in the others: they end.
+    endless: int = 3
 
     def __str__(self) -> str:
         return self.name
@@ -115,7 +117,7 @@ OPERATORS = (
         "morsels",
         MorselStep,
         lambda a: a.filter(col("value") >= 0).select("key", twice=col("value") * 2),
-        settings={"morsel_workers": 2, "morsel_rows": 8},
+        settings={"morsel_workers": 2, "morsel_rows": 1},
     ),
     # Steps with state
     Case("distinct", distinct.Distinct, lambda a: a.distinct("key", ttl="1s")),
@@ -179,9 +181,9 @@ OPERATORS = (
     Case("window join", WindowJoin, lambda a, b: a.join(b, on="key", window=tumbling(seconds=1), how="left"), 2),
     Case("interval join", IntervalJoin, lambda a, b: a.join(b, on="key", within=("-1s", "1s"), how="outer"), 2),
     Case("as-of join", AsOfJoin, lambda a, b: a.asof_join(b, on="key"), 2),
-    Case("table join", TableJoin, lambda a, b: a.join(Table("t", b, ("key",)), on="key", how="left"), 2),
-    Case("broadcast join", BroadcastJoin, lambda a, b: a.join(b, on="key", how="left", broadcast=True), 2),
-    Case("broadcast join with itself", BroadcastJoin, lambda a: a.join(a, on="key", broadcast=True)),
+    Case("table join", TableJoin, lambda a, b: a.join(Table("t", b, ("key",)), on="key", how="left"), 2, endless=1),
+    Case("broadcast join", BroadcastJoin, lambda a, b: a.join(b, on="key", how="left", broadcast=True), 2, endless=1),
+    Case("broadcast join with itself", BroadcastJoin, lambda a: a.join(a, on="key", broadcast=True), endless=0),
     Case(
         "broadcast joins in a row",
         BroadcastJoin,
@@ -189,6 +191,7 @@ OPERATORS = (
             c.select("key"), on="key", broadcast=True
         ),
         3,
+        endless=1,
     ),
 )
 

@@ -29,6 +29,8 @@ from tests.unit.dataflow.matrix.cases import SCHEMA, TINY, Case
 
 #: Seconds of virtual time within which checkpoints come and a stop returns.
 LIMIT = 60.0
+#: Seconds after which an input without rows is idle: before the first checkpoints are complete.
+IDLE_AFTER = 0.01
 
 
 class Pace(enum.Enum):
@@ -119,7 +121,7 @@ def streams(paces: Sequence[Pace], splits: int = 2) -> list[Stream]:
     """Inputs of these paces."""
     sources = [PacedSource(pace, splits) for pace in paces]
     return [
-        Stream.from_source(source, event_time="time", time_unit="us").uid(f"in-{number}")
+        Stream.from_source(source, event_time="time", time_unit="us", idle_after=IDLE_AFTER).uid(f"in-{number}")
         for number, source in enumerate(sources)
     ]
 
