@@ -7,6 +7,7 @@ needs numba.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +118,11 @@ class CompiledParser:
                 continue
             try:
                 return self._assembled(payloads, index)
-            except _RefusedRowError as refused:
-                record = int(np.searchsorted(index.rows, refused.row, "right")) - 1
-                bad.meet(CorruptError(payloads.path, int(payloads.offsets[record]), refused.rule), payloads[record])
-                keep = np.arange(len(payloads)) != record
+            except _RefusedError as refused:
+                keep = np.ones(len(payloads), np.bool_)
+                for record, rule in sorted(refused.rules.items()):
+                    bad.meet(CorruptError(payloads.path, int(payloads.offsets[record]), rule), payloads[record])
+                    keep[record] = False
                 payloads, rewritten = payloads.take(keep), rewritten[keep]
 
     # -- finding values ---------------------------------------------------------------------------------
@@ -274,33 +276,41 @@ class CompiledParser:
             found = LineIds(payloads.data, line[:, 1].copy(), line[:, 2].copy(), self._schema.line_id)
             return [found.array(name) for name in self._schema.line_id]
         except LineIdError as error:
-            raise _RefusedRowError(error.row, error.rule) from error
+            records = np.searchsorted(index.rows, [*error.rules], "right") - 1
+            pairs = list(zip(records.tolist(), error.rules.values(), strict=True))
+            # Of several rows of one record the first counts.
+            raise _RefusedError(dict(reversed(pairs))) from error
 
     def _bytes(self, data: NDArray[np.uint8], index: _Index, number: int, splits: NDArray[np.int64]) -> Ragged:
         begins, ends = np.empty(splits[-1], np.int64), np.empty(splits[-1], np.int64)
         values.find_bytes(data, np.ascontiguousarray(index.line(number)), begins, ends)
         sizes = np.concatenate((np.zeros(1, np.int64), np.cumsum(ends - begins)))
-        if sizes[-1] > MAX_VALUES:
-            largest = int(np.argmax(np.diff(sizes[splits])))
-            raise _RefusedRowError(largest, too_many_values(self._columns[number].name))
+        _check_total(self._columns[number].name, np.diff(sizes[splits][index.rows]))
         return Ragged(splits, bytes_array(data, begins, ends))
 
     def _check_totals(self, index: _Index, splits: NDArray[np.int64]) -> None:
         lengths = self._lengths(index, splits)
         for number in np.flatnonzero(lengths > MAX_VALUES).tolist():
-            dense = number < len(self._sizes) and self._sizes[number]
-            record = int(np.argmax(np.diff(index.rows)))
-            row = int(index.rows[record]) if dense else int(np.argmax(np.diff(splits[number])))
-            raise _RefusedRowError(row, too_many_values([*self._labels, LABEL][number]))
+            dense = int(self._sizes[number]) if number < len(self._sizes) else 0
+            by_record = np.diff(index.rows) * dense if dense else np.diff(splits[number][index.rows])
+            _check_total([*self._labels, LABEL][number], by_record)
 
 
-class _RefusedRowError(Exception):
-    """A row that only a closer look shows to be bad."""
+class _RefusedError(Exception):
+    """Records that only a closer look shows to be bad, by number, and why."""
 
-    def __init__(self, row: int, rule: str) -> None:
-        super().__init__(rule)
-        self.row = row
-        self.rule = rule
+    def __init__(self, rules: Mapping[int, str]) -> None:
+        super().__init__()
+        self.rules = rules
+
+
+def _check_total(name: str, counts: NDArray[np.int64]) -> None:
+    """Refuse the largest records, until the values of the others fit into a column."""
+    excess = int(counts.sum()) - MAX_VALUES
+    if excess > 0:
+        largest = np.argsort(-counts, kind="stable")
+        refused = largest[: int(np.searchsorted(np.cumsum(counts[largest]), excess)) + 1]
+        raise _RefusedError(dict.fromkeys(refused.tolist(), too_many_values(name)))
 
 
 def _taken_of_examples(columns: tuple[Column, ...]) -> NDArray[np.int64]:

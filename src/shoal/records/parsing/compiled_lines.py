@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,11 @@ _DEFAULTS = {"sample_rate": int(np.float32(1.0).view(np.uint32))}
 
 
 class LineIdError(Exception):
-    """The line id of a row cannot be read."""
+    """The line ids of some rows cannot be read: why, by row, in order."""
 
-    def __init__(self, row: int, rule: str) -> None:
-        super().__init__(rule)
-        self.row = row
-        self.rule = rule
+    def __init__(self, rules: Mapping[int, str]) -> None:
+        super().__init__()
+        self.rules = rules
 
 
 class LineIds:
@@ -76,16 +76,20 @@ class LineIds:
         """Let protobuf write the odd ones anew."""
         los, his = self._los.copy(), self._his.copy()
         pieces: list[bytes] = []
+        refused: dict[int, str] = {}
         size = len(self._data)
         for row in np.flatnonzero(self._status).tolist():
             try:
                 line = LineId.FromString(self._data[los[row] : his[row]].tobytes())
             except DecodeError as error:
-                raise LineIdError(row, wrong_line_id(error)) from error
+                refused[row] = wrong_line_id(error)
+                continue
             line.DiscardUnknownFields()
             pieces.append(line.SerializeToString(deterministic=True))
             los[row], his[row] = size, size + len(pieces[-1])
             size += len(pieces[-1])
+        if refused:
+            raise LineIdError(refused)
         self._data = np.concatenate((self._data, np.frombuffer(b"".join(pieces), np.uint8)))
         self._los, self._his = los, his
 
@@ -109,17 +113,13 @@ class LineIds:
         try:
             return made.cast(pa.string())
         except pa.ArrowInvalid:
-            for row, value in enumerate(made.to_pylist()):
-                try:
-                    value.decode()
-                except UnicodeDecodeError as error:
-                    raise LineIdError(row, not_text(name)) from error
-            raise
+            rows = [row for row, value in enumerate(made.to_pylist()) if not _is_text(value)]
+            raise LineIdError(dict.fromkeys(rows, not_text(name))) from None
 
     def _list(self, name: str) -> Any:
         counts = self._counts[name]
         if counts.sum() > MAX_VALUES:
-            raise LineIdError(int(np.argmax(counts)), too_many_values(name))
+            raise LineIdError({int(np.argmax(counts)): too_many_values(name)})
         splits = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=splits[1:])
         spans = np.empty((len(counts), 4), np.int32)
@@ -128,6 +128,14 @@ class LineIds:
         made = np.empty(splits[-1], np.int64)
         values.fill_column(self._data, spans, 0, made, np.zeros(0, np.uint32))
         return ragged_array(Ragged(splits, made.astype(np.int32)), pa.int32())
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def bytes_array(data: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Any:

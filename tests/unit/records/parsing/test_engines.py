@@ -399,6 +399,46 @@ def test_a_bad_line_id_makes_a_record_bad(engine):
     assert parsed(Example, [made], RowSchema((ids("a"),)), engine).num_rows == 1
 
 
+def _with_line_id(content):
+    made = Example()
+    made.named_feature.add(name="__LINE_ID__").feature.bytes_list.value.append(content)
+    return made
+
+
+@pytest.mark.parametrize("bad_line", [b"\xff", sized(41, b"\xff")], ids=["no message", "no text"])
+def test_many_bad_records_are_left_out_in_one_pass(monkeypatch, bad_line):
+    """Not one pass for each, which takes as long as all records times all bad ones."""
+    parser = make_parser(Example, RowSchema(line_id=("device_type", "cid")), Engine.COMPILED)
+    passes = []
+    monkeypatch.setattr(parser, "_index", lambda payloads, own=parser._index: passes.append(1) or own(payloads))
+    records = [_with_line_id(bad_line if number % 2 else b"").SerializeToString() for number in range(100)]
+    kept = []
+    found = parser.parse(Payloads.of(records), BadRecords(OnBad.SIDE, kept.append))
+    assert (found.num_rows, [each.offset for each in kept]) == (50, [*range(1, 100, 2)])
+    assert len(passes) == 2
+
+
+def test_the_largest_records_are_left_out_in_one_pass(monkeypatch):
+    monkeypatch.setattr("shoal.records.parsing.compiled.MAX_VALUES", 100)
+    parser = make_parser(Instance, RowSchema((ids("a"), texts("t")), label=False), Engine.COMPILED)
+    passes = []
+    monkeypatch.setattr(parser, "_index", lambda payloads, own=parser._index: passes.append(1) or own(payloads))
+    records = []
+    for count in (30, 10, 50, 40, 20):
+        made = Instance()
+        made.feature.add(name="a", fid=range(count))
+        made.feature.add(name="t", bytes_value=[b"x" * (60 - count)])
+        records.append(made.SerializeToString())
+    kept = []
+    found = parser.parse(Payloads.of(records), BadRecords(OnBad.SIDE, kept.append))
+    # 150 ids: the record of 50 goes. Of the other 140 bytes, those of 50 go.
+    assert [len(each) for each in found.column("a").to_pylist()] == [30, 40, 20]
+    assert [(each.offset, "column " + name in each.reason) for each, name in zip(kept, "at", strict=True)] == [
+        (2, True), (1, True)
+    ]  # fmt: skip
+    assert len(passes) == 3
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Anything
 
