@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from shoal.core.errors import InvalidError, UnsupportedError
 from shoal.core.tfrecords import frame as frame_record
 from shoal.core.tfrecords import read_records
+from shoal.model.artifacts import FEATURE_FILE, SIGNATURE_FILE, ExportedFile, ExportManifest
 from shoal.records.bad_records import BadRecords
-from shoal.records.exports import read_manifest, read_state
+from shoal.records.exports import ExportedVersion, read_manifest, read_state
 from shoal.records.feature_list import load_feature_list, parse_feature_list
 from shoal.records.formats.compression import Compression, Sink, Source
 from shoal.records.formats.documents import DocumentFormat, load_message, parse_message
@@ -96,7 +97,16 @@ EXPORT = {
     "tables": [{"name": "t", "path": "a/b", "format": "dump"}],
     "versions": {"shoal": "1"},
 }
+SIGNATURES = {"serving": {"inputs": {"x": {"dtype": "float32", "shape": [-1, 4]}}, "outputs": {}}}
+FEATURES = 'feature_configs {\n  key: "fc_a"\n  value {\n    table: "t"\n    slice_dims: 4\n  }\n}\n'
 STATE = 'entries {\n  export_dir: "/m/entry/7"\n  global_step: 50\n}\n'
+
+
+def _version(folder: Path) -> ExportedVersion:
+    named = tuple(ExportedFile(name, 0, "0" * 64) for name in (SIGNATURE_FILE, FEATURE_FILE))
+    return ExportedVersion(str(folder), ExportManifest("m", "entry", 7, files=named))
+
+
 SCHEMA = RowSchema(
     (ids("fc_a"), ids("fc_slot_0"), floats("f", size=2), ints("i"), texts("t")), line_id=tuple(LINE_ID_TYPES)
 )
@@ -215,10 +225,20 @@ RECORD_PARSERS: dict[str, ParserCase] = {
         good=(PARQUET,),
     ),
     "shoal.records.exports.read_manifest": ParserCase(
-        with_folder(file_named("export.json"), lambda folder: read_manifest(str(folder))),
+        with_folder(file_named("entry/7/export.json"), lambda folder: read_manifest(str(folder / "entry" / "7"))),
         blobs | (JSON_VALUES | changed_values(EXPORT)).map(lambda each: json.dumps(each).encode()),
         (InvalidError, UnsupportedError),
         (json.dumps(EXPORT).encode(),),
+    ),
+    "shoal.records.exports.ExportedVersion.signatures": ParserCase(
+        with_folder(file_named(SIGNATURE_FILE), lambda folder: _version(folder).signatures()),
+        blobs | (JSON_VALUES | changed_values(SIGNATURES)).map(lambda each: json.dumps(each).encode()),
+        good=(json.dumps(SIGNATURES).encode(),),
+    ),
+    "shoal.records.exports.ExportedVersion.features": ParserCase(
+        with_folder(file_named(FEATURE_FILE), lambda folder: _version(folder).features()),
+        blobs | changed_text(FEATURES).map(lambda text: text.encode("utf-8", "replace")),
+        good=(FEATURES.encode(), b""),
     ),
     "shoal.records.exports.read_state": ParserCase(
         with_folder(file_named("entry/ExportSaverListenerState"), lambda folder: read_state(str(folder), "entry")),

@@ -7,8 +7,9 @@
 
 A version is written under a hidden name, with its document last, and renamed when everything is on disk. On object
 stores, where a rename is no single step, it is written in place: there the document, which comes last, makes it a
-version. A killed writer leaves a hidden directory, which the next writer of that sub-graph removes. The dense part and
-tables are bytes here; what they mean is known to the learner and to the model server, which call this.
+version, and a hidden file says until then that the directory is ours and unfinished. What a killed writer leaves, the
+next writer of that sub-graph removes. The dense part and tables are bytes here; what they mean is known to the learner
+and to the model server, which call this.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import logging
 import re
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -25,7 +27,14 @@ from typing import Any
 from google.protobuf import text_format
 
 from shoal.core import faults, files
-from shoal.core.errors import CorruptError, InvalidError, PreconditionError, UnsupportedError, problem
+from shoal.core.errors import (
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    UnsupportedError,
+    problem,
+)
 from shoal.core.filesystems import locate
 from shoal.core.shape import build, check, to_mapping
 from shoal.model.artifacts import (
@@ -48,6 +57,10 @@ _MAX_STATE_BYTES = 16 << 20
 #: `.<version>.part` is being written, `.<version>.gone` is being removed.
 _HIDDEN = re.compile(r"\.([0-9]{1,19})\.(part|gone)")
 _VERSION = re.compile(r"[0-9]{1,19}")
+#: In a version on an object store while it is written or removed.
+_UNFINISHED = ".unfinished"
+
+logger = logging.getLogger(__name__)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -132,11 +145,13 @@ def write_export(base: str, manifest: ExportManifest) -> Iterator[ExportWriter]:
         raise PreconditionError(f"{target} exists already", hint="export under a new version", path=target)
     in_place = locate(target).is_object_store
     _remove_leftovers(parent, manifest.version)
-    if in_place and files.list_files(target):
-        files.remove(target, recursive=True)
+    if files.list_files(target):
+        raise PreconditionError(f"{target} exists and is no version of ours", hint="export under a new version")
     folder = target if in_place else files.join(parent, f".{manifest.version}.part")
     writer = ExportWriter(folder)
     try:
+        if in_place:
+            files.write_atomic(files.join(folder, _UNFINISHED), b"")
         yield writer
         paths = {each.path for each in writer.files}
         missing = [each.path for each in manifest.tables if each.path not in paths]
@@ -146,11 +161,13 @@ def write_export(base: str, manifest: ExportManifest) -> Iterator[ExportWriter]:
         faults.reach("export.manifest.before")
         files.write_atomic(files.join(folder, EXPORT_FILE), _json(to_mapping(whole)))
         faults.reach("export.manifest.after")
-        if not in_place:
+        if in_place:
+            files.remove(files.join(folder, _UNFINISHED))
+        else:
             files.rename(folder, target)
     except BaseException:
         with contextlib.suppress(Exception):  # what stopped us may stop this, too; the next writer removes it
-            files.remove(folder, recursive=True)
+            _remove_folder(folder)
         raise
     faults.reach("export.rename.after")
     write_state(base, manifest.sub_graph)
@@ -161,11 +178,32 @@ def _json(document: Any) -> bytes:
 
 
 def _remove_leftovers(parent: str, version: int) -> None:
-    """Hidden directories of this version and older ones: their writers were killed, or have lost."""
+    """What writers of this version and older ones left behind, and removals: they were killed, or have lost."""
     for entry in files.list_files(parent):
-        found = _HIDDEN.fullmatch(files.name(entry.path))
-        if found is not None and entry.is_directory and (found[2] == "gone" or int(found[1]) <= version):
+        name = files.name(entry.path)
+        hidden = _HIDDEN.fullmatch(name)
+        if not entry.is_directory:
+            continue
+        if hidden is not None and (hidden[2] == "gone" or int(hidden[1]) <= version):
             files.remove(entry.path, recursive=True)
+        elif _VERSION.fullmatch(name) and int(name) <= version and files.exists(files.join(entry.path, _UNFINISHED)):
+            if _is_version(entry.path):
+                files.remove(files.join(entry.path, _UNFINISHED))
+            else:
+                _remove_folder(entry.path)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a directory. On an object store its objects go one by one, and the one that calls it ours goes last."""
+    if not locate(path).is_object_store:
+        files.remove(path, recursive=True)
+        return
+    marker = files.join(path, _UNFINISHED)
+    for entry in files.list_files(path, recursive=True):
+        if files.name(entry.path) != _UNFINISHED:
+            files.remove(entry.path)
+            faults.reach("export.gone.after")
+    files.remove(marker)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -192,13 +230,14 @@ def _is_version(path: str) -> bool:
 def remove_versions(base: str, sub_graph: str, *, keep_steps: Collection[int]) -> tuple[int, ...]:
     """Remove the versions whose step is not kept, the newest one excepted, and return them.
 
-    A version goes as it came: at once. The state file follows.
+    A version goes as it came: at once. The state file follows. One whose document cannot be read stays.
     """
     versions = list_versions(base, sub_graph)
     removed = []
     for version in versions[:-1]:
         path = files.join(base, sub_graph, str(version))
-        if read_manifest(path).global_step not in keep_steps:
+        step = _step_of(path)
+        if step is not None and step not in keep_steps:
             _remove_version(path)
             removed.append(version)
     if removed:
@@ -208,8 +247,10 @@ def remove_versions(base: str, sub_graph: str, *, keep_steps: Collection[int]) -
 
 def _remove_version(path: str) -> None:
     if locate(path).is_object_store:
+        files.write_atomic(files.join(path, _UNFINISHED), b"")
         files.remove(files.join(path, EXPORT_FILE))
-        files.remove(path, recursive=True)
+        faults.reach("export.gone.after")
+        _remove_folder(path)
         return
     hidden = files.join(files.parent(path), f".{files.name(path)}.gone")
     files.rename(path, hidden)
@@ -236,15 +277,29 @@ def read_state(base: str, sub_graph: str) -> ServingModelState:
 
 
 def write_state(base: str, sub_graph: str) -> ServingModelState:
-    """Make the state file say which versions there are. What a killed writer left out is in it again."""
+    """Make the state file say which versions there are. What a killed writer left out is in it again.
+
+    A version whose document cannot be read is left out: nobody can open it, and others must be.
+    """
     state = ServingModelState()
     for version in list_versions(base, sub_graph):
         path = files.join(base, sub_graph, str(version))
-        state.entries.add(export_dir=path, global_step=read_manifest(path).global_step)
+        step = _step_of(path)
+        if step is not None:
+            state.entries.add(export_dir=path, global_step=step)
     content = text_format.MessageToString(state).encode()
     files.write_atomic(files.join(base, sub_graph, STATE_FILE), content)
     faults.reach("export.state.after")
     return state
+
+
+def _step_of(path: str) -> int | None:
+    """The step of a version; None when its document cannot be read."""
+    try:
+        return read_manifest(path).global_step
+    except (InvalidError, UnsupportedError, NotFoundError) as error:
+        logger.warning("version %s of an export is left out: %s", path, error)
+        return None
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -281,7 +336,7 @@ class ExportedVersion:
             return FeatureConfigs()
         try:
             return text_format.Parse(self.read(FEATURE_FILE).decode(), FeatureConfigs())
-        except (text_format.ParseError, ValueError) as error:
+        except (text_format.ParseError, ValueError, RecursionError) as error:
             raise InvalidError([problem(files.join(self.path, FEATURE_FILE), None, str(error)[:200])]) from error
 
 
@@ -316,6 +371,10 @@ def read_manifest(path: str) -> ExportManifest:
         raise UnsupportedError(f"{place} is of format {form}; this program reads up to {EXPORT_FORMAT}", path=place)
     known = {each.name for each in dataclasses.fields(ExportManifest)}
     manifest = build(ExportManifest, {key: each for key, each in document.items() if key in known}, at=place)
+    own = (files.name(files.parent(path)), files.name(path))
+    if own != (manifest.sub_graph, str(manifest.version)):
+        found = f"{manifest.sub_graph}/{manifest.version}"
+        raise CorruptError(place, 0, f"must be of {'/'.join(own)}, as its directory says, and is of {found}")
     for number, each in enumerate(manifest.files):
         check_file_path(each.path, field=f"{place}.files[{number}].path")
     for number, table in enumerate(manifest.tables):

@@ -217,8 +217,31 @@ def test_a_directory_without_its_document_is_no_version(base):
         open_export(f"{base}/entry/7")
 
 
+def test_a_version_must_be_of_its_directory(base):
+    path = write(base)
+    for other in (f"{base}/entry/8", f"{base}/ps_0/7"):
+        for each in files.list_files(path, recursive=True):
+            files.write_atomic(f"{other}{each.path.removeprefix(path)}", files.read_bytes(each.path))
+        with pytest.raises(CorruptError, match=f"must be of {other.removeprefix(base + '/')}, as its directory says"):
+            open_export(other)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Retention
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b'{"format": 2}', b'{"model_name": "m", "sub_graph": "entry", "version": 8}']
+)
+def test_a_damaged_version_does_not_block_the_others(base, content, caplog):
+    for version in (1, 2, 3):
+        write(base, version, global_step=version)
+    files.write_atomic(f"{base}/entry/2/{EXPORT_FILE}", content)
+    write(base, 4, global_step=4)
+    assert [each.global_step for each in read_state(base, "entry").entries] == [1, 3, 4]
+    assert f"version {base}/entry/2 of an export is left out" in caplog.text
+    assert remove_versions(base, "entry", keep_steps={3}) == (1,)
+    assert list_versions(base, "entry") == (2, 3, 4)
 
 
 def test_versions_go_with_their_checkpoints(base):
@@ -296,3 +319,80 @@ def test_a_full_disk_leaves_no_version(tmp_path, call, point):
         write_state(base, "entry")
         write(base, 8)
         assert list_versions(base, "entry") == (*expected, 8)
+
+
+class _Killed(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def killed(monkeypatch, point, *, after=0):
+    """What the block does ends at a fault point. Nothing is cleaned up."""
+    left = iter(range(after))
+
+    def die(_):
+        if next(left, None) is None:
+            monkeypatch.setattr("shoal.records.exports.files.remove", dead)
+            raise _Killed
+
+    def dead(*_, **__):
+        raise _Killed
+
+    faults.arm(point, die)
+    try:
+        with pytest.raises(_Killed):
+            yield
+    finally:
+        faults.disarm_all()
+        monkeypatch.undo()
+
+
+def objects(base):
+    return {each.path.removeprefix(f"{base}/entry/") for each in files.list_files(f"{base}/entry", recursive=True)}
+
+
+IN_PLACE = {"export.file.after": False, "export.manifest.before": False, "export.manifest.after": True}
+
+
+@pytest.mark.parametrize("point", IN_PLACE)
+def test_what_a_killed_writer_leaves_on_an_object_store_is_removed(tmp_path, monkeypatch, point):
+    base = f"memory://{tmp_path.name}/models"
+    write(base, 6)
+    before = objects(base)
+    with killed(monkeypatch, point):
+        write(base)
+    assert list_versions(base, "entry") == ((6, 7) if IN_PLACE[point] else (6,))
+    assert "7/.unfinished" in objects(base)
+    # Another one, and then the same version again.
+    write(base, 8)
+    left = {each.partition("/")[0] for each in objects(base) - before}
+    assert left == ({"7", "8"} if IN_PLACE[point] else {"8"})
+    assert not any(".unfinished" in each for each in objects(base))
+    with killed(monkeypatch, "export.file.after"):
+        write(base, 9)
+    open_export(write(base, 9))
+
+
+# The document goes first, then the other five files.
+@pytest.mark.parametrize("after", range(6))
+def test_what_a_killed_removal_leaves_on_an_object_store_is_removed(tmp_path, monkeypatch, after):
+    base = f"memory://{tmp_path.name}/models"
+    write(base, 1)
+    write(base, 2)
+    with killed(monkeypatch, "export.gone.after", after=after):
+        remove_versions(base, "entry", keep_steps=())
+    assert list_versions(base, "entry") == (2,)
+    assert "1/.unfinished" in objects(base)
+    write(base, 3)
+    assert {each.partition("/")[0] for each in objects(base)} == {"2", "3", STATE_FILE}
+
+
+def test_directories_that_are_not_ours_stay(base):
+    """Such as those of TensorFlow, which have other documents."""
+    for version in (5, 7):
+        files.write_atomic(f"{base}/entry/{version}/saved_model.pb", b"graph")
+    with pytest.raises(PreconditionError, match="exists and is no version of ours"):
+        write(base)
+    write(base, 8)
+    assert files.read_bytes(f"{base}/entry/5/saved_model.pb") == b"graph"
+    assert list_versions(base, "entry") == (8,)
