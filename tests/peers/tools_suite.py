@@ -136,6 +136,12 @@ class ToolsSuite:
             await peer.replica("m/lf:default/entry:0/00000000000", "10.0.0.1")
             await peer.write("portal/m", '{"model_name": "m"}')
             await peer.ephemeral("resource/0:0", '{"memory": 5}')
+            await peer.write("publish/0:0:m", '{"shard_id": 0, "replica_id": 0, "model_name": "m"}')
+            await peer.write("publish/1:0:m", '{"shard_id": 1, "replica_id": 0, "model_name": "m"}')
+            await peer.write("locks/m", "scheduler-1")
+            for name, who in (("1f", "scheduler-2"), ("e0", "scheduler-1"), ("7c", "scheduler-3")):
+                number = 10 if who.endswith("3") else int(who[-1])
+                await peer.ephemeral(f"election/{name}__lock__{number:010}", who)
 
         runner.run(fill())
 
@@ -149,6 +155,10 @@ class ToolsSuite:
             ("replicas-model-json", ["replicas", "model/m", "--json"]),
             ("replicas-portal", ["replicas", "portal"]),
             ("replicas-resources-json", ["replicas", "resources", "--json"]),
+            ("replicas-publish", ["replicas", "publish"]),
+            ("replicas-locks", ["replicas", "locks"]),
+            ("replicas-election", ["replicas", "election"]),
+            ("replicas-election-json", ["replicas", "election", "--json"]),
         ],
     )
     def test_screens(self, runner, peer, shoal, name, arguments):

@@ -124,6 +124,18 @@ def test_a_profile(shoal):
     assert out.startswith("calls")
 
 
+def test_a_profile_of_several_model_servers_calls_them_in_turn(shoal):
+    several = ("--target", "127.0.0.1:8500, 127.0.0.1:1")
+    code, out, _ = shoal("profile", "m:entry", "--row", "one", "--duration", "50ms", *several, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["calls"] > 0
+    assert found["errors"] > 0
+    assert "127.0.0.1:1" in found["first_error"]
+    # Other commands call the first.
+    assert shoal("predict", "m:entry", "--row", "one", *several)[0] == 0
+
+
 def test_a_profile_of_a_model_that_is_not_there(shoal):
     code, out, _ = shoal("profile", "x", "--row", "one", "--duration", "50ms")
     assert code == 1
@@ -137,7 +149,8 @@ def test_a_profile_of_a_model_that_is_not_there(shoal):
         (("predict", "x", "--row", "a"), 1, "not found"),
         (("metadata", "x"), 1, "not found"),
         (("reload", "/no/such/file"), 1, "not found"),
-        (("status", "m:entry", "--target", "nonsense"), 2, "nonsense"),
+        (("status", "m:entry", "--target", "nonsense"), 2, "--target: must be host:port"),
+        (("status", "m:entry", "--target", "127.0.0.1:8500,"), 2, "--target: must be host:port"),
         (("metadata", "m:entry", "--target", "127.0.0.1:1"), 1, "127.0.0.1:1"),
     ],
 )

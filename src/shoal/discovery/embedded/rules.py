@@ -1,8 +1,8 @@
 """Who may change which nodes of a served tree. Pure: tree, caller and path in, a reason or None out.
 
 Operators may change everything. Agents and workloads change what is at or below a path that an operator granted
-(`shoal.discovery.grants`). An ephemeral node belongs to the caller that opened its session; no other agent or workload
-changes it. Everybody reads.
+(`shoal.discovery.grants`). An ephemeral node belongs to the caller that opened its session, who may change it in a
+later session, too; no other agent or workload changes it. Everybody reads.
 """
 
 from __future__ import annotations

@@ -26,7 +26,13 @@ app = typer.Typer(
 )
 
 Target = Annotated[
-    str, typer.Option("--target", metavar="HOST:PORT", help="The gRPC address of the model server [env: SHOAL_TARGET]")
+    str,
+    typer.Option(
+        "--target",
+        metavar="HOST:PORT[,…]",
+        help="The gRPC address of the model server; of several, profile calls all in turn and others the first"
+        " [env: SHOAL_TARGET]",
+    ),
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The name of the model, such as entry, ps_0 or m:entry")]
 Version = Annotated[
@@ -47,14 +53,22 @@ _PREDICT_TIMEOUT = ShownDuration(seconds=30)
 _PROFILE_DURATION = ShownDuration(seconds=10)
 
 
-def _target(given: str) -> str:
+def _targets(given: str) -> list[str]:
     import os
 
-    return given or os.environ.get("SHOAL_TARGET") or DEFAULT_TARGET
+    from shoal.wire.addresses import parse_address
+
+    texts = (given or os.environ.get("SHOAL_TARGET") or DEFAULT_TARGET).split(",")
+    return [str(parse_address(text.strip(), field="--target")) for text in texts]
 
 
 def _call(target: str, work: Callable[[ModelServerClient], Awaitable[Any]]) -> Any:
-    """Do the work with a client on an event loop, and close it."""
+    """Do the work with a client of the first model server."""
+    return _call_with_all(target, lambda clients: work(clients[0]))
+
+
+def _call_with_all(target: str, work: Callable[[list[ModelServerClient]], Awaitable[Any]]) -> Any:
+    """Do the work on an event loop with a client for each model server, and close them."""
     from shoal.serving.models.client import ModelServerClient
     from shoal.wire.trust.access import Access
 
@@ -62,12 +76,14 @@ def _call(target: str, work: Callable[[ModelServerClient], Awaitable[Any]]) -> A
 
     async def calls() -> Any:
         transport = around.make_transport(Access(insecure=True))
-        client = ModelServerClient(transport.connect(_target(target)))
+        clients = [ModelServerClient(transport.connect(address)) for address in addresses]
         try:
-            return await work(client)
+            return await work(clients)
         finally:
-            await client.close()
+            for client in clients:
+                await client.close()
 
+    addresses = _targets(target)
     return around.run(calls())
 
 
@@ -304,15 +320,16 @@ def profile(
     ).calls()
     in_turn = itertools.cycle(calls)
 
-    async def ask(client: ModelServerClient) -> Any:
+    async def ask(clients: list[ModelServerClient]) -> Any:
+        servers = itertools.cycle(clients)
         return await measure(
-            lambda: client.predict(model, next(in_turn), version=_version(version), signature_name=signature),
+            lambda: next(servers).predict(model, next(in_turn), version=_version(version), signature_name=signature),
             clock=session.clock(),
             seconds=seconds.total_seconds(),
             parallel=parallel,
         )
 
-    found = _call(target, ask)
+    found = _call_with_all(target, ask)
     if as_json:
         output.json_document(
             {

@@ -75,7 +75,7 @@ def replicas(
 
     From the tree of a namespace: `model/NAME` (was `addr`) shows every replica of a model with its state, and the
     containers that are bound to its sub-graphs; `portal`, `publish`, `resources`, `locks` and `election` (were `get`
-    with `portal`, `pub`, `res`, `lock`, `elect`) show nodes.
+    with `portal`, `pub`, `res`, `lock`, `elect`) show nodes, of an election the leader first.
     """
     if view in _AGENT_VIEWS:
         show, wanted = _AGENT_VIEWS[view], _server_type(server_type)
@@ -227,6 +227,7 @@ async def _replicas_of(store: CoordinationStore, bzid: str, model: str) -> list[
 
 
 async def _values(store: CoordinationStore, bzid: str, node: str) -> dict[str, str]:
+    from shoal.discovery.election import candidates_in_order
     from shoal.discovery.errors import NoNodeError
     from shoal.discovery.names import check_node_name
     from shoal.discovery.store import join
@@ -236,8 +237,9 @@ async def _values(store: CoordinationStore, bzid: str, node: str) -> dict[str, s
         names = await store.children(root)
     except NoNodeError:
         return {}
+    first = candidates_in_order(names) if node == NODES["election"] else ()
     found = {}
-    for name in names:
+    for name in (*first, *(name for name in names if name not in first)):
         try:
             found[name] = (await store.get(join(root, name))).data.decode(errors="replace")
         except NoNodeError:
