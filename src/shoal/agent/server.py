@@ -213,6 +213,7 @@ class Agent:
             certificates=self._certificates,
             volumes=self._volumes,
             artifacts=self._make_artifacts(),
+            find_more=self._found.find if self._found is not None and not settings.wanted_runtimes else None,
         )
         self._watch = NodeWatch(
             executor=self._executor,
@@ -469,6 +470,7 @@ class Agent:
             "node_id": self.node_id,
             "version": self.version,
             "runtimes": dict(self._watch.runtimes),
+            "absent": {kind.value: words for kind, words in self._found.absent.items()} if self._found else {},
             "parts": dict(report.parts),
             "registration": registration.state.value if registration is not None else "standalone",
             "registration_reason": registration.reason if registration is not None else "",

@@ -1,14 +1,14 @@
 """Finds out which runtimes this machine has, and makes them.
 
-The agent asks once, when it starts; from then on it knows runtimes only by their protocols. Processes always run. An
-engine is looked for by `DOCKER_HOST`, the usual sockets and the `podman` binary, QEMU by its programs. A runtime that
-was asked for by name is made also when what it needs is missing: it is unhealthy, and so not offered, until that is
-there. Called by `shoal.agent.server`.
+The agent asks when it starts, and then again and again for what was not there; it knows runtimes only by their
+protocols. Processes always run. An engine is looked for by `DOCKER_HOST`, the usual sockets and the `podman` binary,
+QEMU by its programs. A runtime that was asked for by name is made also when what it needs is missing: it is unhealthy,
+and so not offered, until that is there. Called by `shoal.agent.server`.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,16 @@ from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.process import ProcessRuntime
 from shoal.runtimes.vm.programs import has_programs
 
-log = logging.getLogger(__name__)
+#: A compose command is asked for its version, so not at every look.
+_COMMAND_SECONDS = 60.0
+
+
+#: What a machine lacks that cannot run a kind.
+_MISSING = {
+    WorkloadType.CONTAINER: "there is no container engine on this machine",
+    WorkloadType.COMPOSE: "there is no container engine or no compose command on this machine",
+    WorkloadType.VM: "there is no QEMU on this machine",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,9 @@ class FoundRuntimes:
         self._settings = settings
         self._clock = clock
         self._wanted = frozenset(wanted)
+        self._made: set[WorkloadType] = set()
+        self._command: ComposeCommand | None = None
+        self._ask_again_at = 0.0
         self._engines = EngineFinder(
             settings.data_dir / PODMAN_DIRECTORY,
             settings.environ,
@@ -71,25 +83,37 @@ class FoundRuntimes:
         )
 
     async def find(self) -> dict[WorkloadType, Runtime]:
-        """One runtime for each kind of workload that can run here."""
+        """A runtime for each kind of workload that can run here and was not found by an earlier call."""
         found: dict[WorkloadType, Runtime] = {}
+        has_engine = await asyncio.to_thread(self._engines.is_here)
         if self._looks_for(WorkloadType.PROCESS):
             found[WorkloadType.PROCESS] = self._process()
-        if self._looks_for(WorkloadType.CONTAINER, is_here=self._engines.is_here()):
+        if self._looks_for(WorkloadType.CONTAINER, is_here=has_engine):
             found[WorkloadType.CONTAINER] = self._container()
-        if self._looks_for(WorkloadType.COMPOSE, is_here=self._engines.is_here()):
-            command = await find_command()
-            if command is not None:
-                found[WorkloadType.COMPOSE] = self._compose(command)
-        if self._looks_for(WorkloadType.VM, is_here=has_programs()):
+        if self._looks_for(WorkloadType.COMPOSE, is_here=has_engine and await self._has_compose()):
+            found[WorkloadType.COMPOSE] = self._compose()
+        if self._looks_for(WorkloadType.VM, is_here=await asyncio.to_thread(has_programs)):
             found[WorkloadType.VM] = self._vm()
-        for kind in self._wanted - found.keys():
-            log.warning("this machine cannot run %s workloads: what they need is not installed", kind.value)
+        self._made |= found.keys()
         return found
+
+    @property
+    def absent(self) -> dict[WorkloadType, str]:
+        """What is missing for each kind that nobody asked for and that was not found."""
+        return {kind: words for kind, words in _MISSING.items() if not self._wanted and kind not in self._made}
 
     def _looks_for(self, kind: WorkloadType, *, is_here: bool = True) -> bool:
         """Whether a runtime is made: it was asked for by name, or nothing was and what it needs is here."""
-        return kind in self._wanted if self._wanted else is_here
+        return kind not in self._made and (kind in self._wanted if self._wanted else is_here)
+
+    async def _has_compose(self) -> bool:
+        """Whether there is a compose command, or a project that one has started."""
+        if self._wanted or WorkloadType.COMPOSE in self._made or self._clock.monotonic() < self._ask_again_at:
+            return False
+        self._command = await find_command()
+        self._ask_again_at = self._clock.monotonic() + _COMMAND_SECONDS
+        records = self._settings.data_dir / ComposeRuntime.DIRECTORY
+        return self._command is not None or await asyncio.to_thread(is_in_use, records)
 
     async def close(self) -> None:
         """Let go of what the runtimes shared. They are closed already; what they run goes on."""
@@ -115,14 +139,14 @@ class FoundRuntimes:
             allow_privileged=settings.allow_privileged,
         )
 
-    def _compose(self, command: ComposeCommand) -> Runtime:
+    def _compose(self) -> Runtime:
         settings = self._settings
         return ComposeRuntime(
             settings.data_dir,
             clock=self._clock,
             owner=Owner(settings.cluster_id, settings.node_id),
             connect=self._engines.connect,
-            command=command,
+            command=self._command,
             allow_privileged=settings.allow_privileged,
         )
 

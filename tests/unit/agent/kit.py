@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from shoal.agent.store.database import AgentDatabase
@@ -36,6 +37,7 @@ class Kit:
         types=(WorkloadType.PROCESS,),
         runtime=FakeRuntime,
         volumes=None,
+        find_more=None,
     ) -> None:
         self.data_dir = data_dir
         self.capacity = capacity
@@ -43,6 +45,8 @@ class Kit:
         #: The class of the runtimes.
         self.runtime = runtime
         self.volumes = volumes
+        #: Called with the machine, as long as runtimes are missing.
+        self.find_more = find_more
         self.clock = LoopClock(START)
         self.entropy = SeededEntropy(7)
         self.machine = FakeMachine(self.clock)
@@ -66,6 +70,7 @@ class Kit:
             changed=self.note_change,
             ports=PortBook(self.entropy, free=lambda port: port not in self.busy_ports),
             volumes=self.volumes,
+            find_more=self.find_more and partial(self.find_more, self.machine),
         )
         await self.executor.open()
 

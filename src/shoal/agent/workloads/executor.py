@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,6 +85,8 @@ MAX_STARTS = 8
 #: A runtime that does not answer a health check within this time counts as unhealthy.
 HEALTH_TIMEOUT = 2.0
 USAGE_TIMEOUT = 1.0
+#: How often an agent looks for runtimes that it does not have.
+LOOK_EVERY = 5.0
 
 _ALIVE = frozenset({Stage.PROBING, Stage.READY})
 
@@ -121,16 +123,23 @@ class Executor:
         certificates: WorkloadCertificates | None = None,
         volumes: Volumes | None = None,
         artifacts: ArtifactCache | None = None,
+        find_more: Callable[[], Awaitable[Mapping[WorkloadType, Runtime]]] | None = None,
     ) -> None:
-        """Without `volumes` no workload gets a managed volume, without `artifacts` no artifact."""
+        """Without `volumes` no workload gets a managed volume, without `artifacts` no artifact.
+
+        `find_more` finds the runtimes of further kinds, as what they need appears on the machine.
+        """
         self.node = node
         #: Where this agent serves metrics; empty where it does not.
         self.metrics_address = ""
         self.roster = Roster()
         self._database = database
         #: Kinds without a runtime have a stand-in: their workloads are kept.
-        self._runtimes = {kind: runtimes.get(kind) or AbsentRuntime(kind) for kind in WorkloadType}
+        self._runtimes: dict[WorkloadType, Runtime] = {
+            kind: runtimes.get(kind) or AbsentRuntime(kind) for kind in WorkloadType
+        }
         self._types = tuple(runtimes)
+        self._find_more = find_more
         self._clock = clock
         self._entropy = entropy
         self._scope = TaskScope(f"agent {node.node_id}")
@@ -184,6 +193,8 @@ class Executor:
         self._scope.start(disks.run(), name="disk limits")
         orphans = OrphanWatch(self.roster, self._runtimes, self._clock)
         self._scope.start(orphans.run(), name="orphans")
+        if self._find_more is not None:
+            self._scope.start(self._look_for_more(self._find_more), name="further runtimes")
         if self._certificates is not None:
             keeping = self._certificates.keep_fresh(self._proving, self._warn)
             self._scope.start(keeping, name="certificates of workloads")
@@ -297,6 +308,24 @@ class Executor:
                 log.warning("the %s runtime cannot be watched: %s", runtime.type.value, error)
             failures += 1
             await self._clock.sleep(PATIENCE.delay(failures, self._entropy))
+
+    async def _look_for_more(self, find: Callable[[], Awaitable[Mapping[WorkloadType, Runtime]]]) -> None:
+        """Take in runtimes that were not there when the agent started. They have no runs of known workloads."""
+        found: dict[WorkloadType, Runtime] = {}
+        while not all(map(self._has, WorkloadType)):
+            await self._clock.sleep(LOOK_EVERY)
+            found |= await find()
+            for kind, runtime in list(found.items()):
+                try:
+                    await runtime.open()
+                except (ShoalError, OSError) as error:
+                    log.warning("the %s runtime, which is there now, cannot be opened: %s", kind.value, error)
+                    continue
+                del found[kind]
+                log.info("this agent has a %s runtime now", kind.value)
+                self._runtimes[kind] = runtime
+                self._types = (*self._types, kind)
+                self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
 
     def _run_ended(self, info: RunInfo) -> None:
         if info.run_id in self.roster.orphans:

@@ -23,8 +23,18 @@ from shoal.core.errors import (
 from shoal.core.ids import WorkloadId
 from shoal.model.logs import LogQuery
 from shoal.model.resources import Resources
-from shoal.model.workloads import DesiredState, FailureReason, NamedPort, RestartPolicy, RunState, WorkloadType
-from shoal.testing.runtimes import FakeScript
+from shoal.model.workloads import (
+    ContainerSpec,
+    DesiredState,
+    FailureReason,
+    NamedPort,
+    RestartPolicy,
+    RunState,
+    WorkloadSpec,
+    WorkloadType,
+)
+from shoal.testing.runtimes import FakeRuntime, FakeScript
+from shoal.wire.convert import agent_spec_from_control
 from tests.unit.agent.kit import Kit, opened
 from tests.unit.agent.making import process
 
@@ -109,6 +119,37 @@ async def test_a_kind_without_a_runtime_is_refused(tmp_path):
     async with opened(tmp_path, types=(WorkloadType.CONTAINER,)) as kit:
         with pytest.raises(UnsupportedError, match="runtime not available"):
             await kit.apply()
+
+
+async def test_a_runtime_that_appears_later_is_taken_in(tmp_path):
+    """Also when it cannot be opened at once."""
+    tries = []
+
+    class Late(FakeRuntime):
+        async def open(self):
+            tries.append(self)
+            if len(tries) == 1:
+                raise UnavailableError("its records cannot be read")
+
+    async def find(machine):
+        return {} if tries else {WorkloadType.CONTAINER: Late(machine, type=WorkloadType.CONTAINER)}
+
+    async with opened(tmp_path, find_more=find) as kit:
+        assert kit.executor.types == (WorkloadType.PROCESS,)
+        await kit.settle(6)
+        assert (kit.executor.types, len(tries)) == ((WorkloadType.PROCESS,), 1)
+        await kit.settle(5)
+        assert kit.executor.types == (WorkloadType.PROCESS, WorkloadType.CONTAINER)
+        assert await kit.executor.health() == {"process": "healthy", "container": "healthy"}
+        kit.types = (WorkloadType.CONTAINER,)
+        spec = WorkloadSpec(WorkloadType.CONTAINER, container=ContainerSpec(image="a"))
+        await kit.apply(spec=agent_spec_from_control(spec, "w"))
+        await kit.settle(1)
+        assert kit.status().state is RunState.RUNNING
+        (run,) = kit.machine.runs.values()
+        kit.machine.kill(run.info.run_id)
+        await kit.settle(0.1)
+        assert kit.status().state is not RunState.RUNNING  # its ends are watched
 
 
 # ---------------------------------------------------------------------------------------------------------
