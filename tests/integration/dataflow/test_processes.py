@@ -25,9 +25,9 @@ import pytest
 from shoal.core import faults
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
-from shoal.dataflow.execution.progress import step_progress
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.execution import engine
+from shoal.dataflow.execution.progress import step_progress
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 from shoal.dataflow.language.logical import OnError

@@ -78,10 +78,10 @@ def test_the_morsels_of_a_batch_are_shared_out(tmp_path: Path, monkeypatch: pyte
     assert shared
 
 
-def _noted(run: Callable[[MorselStep, Any], Any], shared: list[int]) -> Callable[[MorselStep, Any], Any]:
-    def noted(step: MorselStep, batch: Any) -> Any:
+def _noted(run: Callable[..., Any], shared: list[int]) -> Callable[..., Any]:
+    def noted(step: MorselStep, batch: Any, *more: Any) -> Any:
         shared.append(batch.num_rows)
-        return run(step, batch)
+        return run(step, batch, *more)
 
     return noted
 
