@@ -14,11 +14,11 @@ from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import EventTime, Sink, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from tests.unit.dataflow.execution.flows import SCHEMA, custom, window_sums
 
 
-class Slow(Operator):
+class Slow(StepOperator):
     """Takes its time, so that there are several checkpoints before the end."""
 
     def process(self, batch, out, *, port=0):

@@ -60,7 +60,7 @@ def find_hint(factory: Any, *, at: Location | None = None) -> int | None:
 
     What a factory that is no class makes is seen in the task.
     """
-    if isinstance(factory, type) and not issubclass(factory, base.Operator):
+    if isinstance(factory, type) and not issubclass(factory, base.StepOperator):
         own = getattr(factory, "process_batch", None) not in (None, Operator.process_batch)
         if not own and getattr(factory, "process_morsel", None) in (None, Operator.process_morsel):
             form = "def process_batch(self, batch): … gets an Arrow batch, and returns one, or None for no rows"

@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from shoal.dataflow.language.lengths import Span
 from shoal.dataflow.language.moments import Delay, Time
 from shoal.dataflow.language.record import Record
-from shoal.dataflow.language.spans import Span
 from shoal.dataflow.state.handles import AggregatingState, ListState, MapState, ReducingState, ValueState
 
 

@@ -50,6 +50,16 @@ class SupportsModes(Protocol):
 
 
 @runtime_checkable
+class SupportsPartitions(Protocol):
+    """A sink that puts rows into folders by some of their columns."""
+
+    @property
+    def partition_by(self) -> Sequence[str]:
+        """The columns; none for one folder."""
+        ...
+
+
+@runtime_checkable
 class SupportsColumnPruning(Protocol):
     """A source that can read fewer columns."""
 

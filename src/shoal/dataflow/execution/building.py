@@ -45,7 +45,7 @@ from shoal.dataflow.language.logical import (
     walk,
 )
 from shoal.dataflow.language.settings import FlowSettings
-from shoal.dataflow.operators.base import Context, Operator, OperatorState
+from shoal.dataflow.operators.base import Context, OperatorState, StepOperator
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.merging import can_keep_apart
 from shoal.dataflow.plan.physical import PhysicalPlan, Role, Stage, Step, key_groups_of, kind_of
@@ -221,7 +221,7 @@ class _TaskPlan:
                 partial(self._operators_of, run), workers=workers, rows=settings.morsel_rows
             )
 
-    def _operators_of(self, run: range) -> list[Operator]:
+    def _operators_of(self, run: range) -> list[StepOperator]:
         made = (self._operator(self._stage.steps[index]) for index in run)
         return [operator for operator in made if operator is not None]
 
@@ -241,7 +241,7 @@ class _TaskPlan:
         root = self._program.scratch
         return files.join(root, f"{self._stage.number}.{step.uid}", str(self._subtask)) if root else ""
 
-    def _operator(self, step: Step) -> Operator | None:
+    def _operator(self, step: Step) -> StepOperator | None:
         node = step.node
         if isinstance(node, Source) and self._driver is not None:
             return _SourceStep(self._driver)
@@ -306,7 +306,7 @@ class _TaskPlan:
         return SourceDriver(share, program.settings, program.clock)
 
 
-class _SourceStep(Operator):
+class _SourceStep(StepOperator):
     """The first step of a source task: the task reads, this keeps the places."""
 
     def __init__(self, driver: SourceDriver) -> None:

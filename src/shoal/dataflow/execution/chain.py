@@ -17,7 +17,7 @@ from shoal.dataflow.execution.alignment import Idle, send
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Schema, Watermark
 from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError, StepInput
 from shoal.dataflow.language.logical import Location
-from shoal.dataflow.operators.base import Context, Operator, OperatorState
+from shoal.dataflow.operators.base import Context, OperatorState, StepOperator
 from shoal.dataflow.operators.policies import shown_rows, shown_schema
 from shoal.dataflow.plan.physical import MAIN
 from shoal.exchange.base import Sender
@@ -206,7 +206,7 @@ class RunningStep:
     uid: str
     name: str
     context: Context
-    operator: Operator | None
+    operator: StepOperator | None
     at: Location | None = None
     #: The steps of this chain that it reads, each with the input that it is to this one; none for the first.
     parents: tuple[tuple[int, int], ...] = ()
@@ -244,7 +244,7 @@ class RunningStep:
 
     def overrides(self, method: str) -> bool:
         """Whether the operator does something of its own there: what nobody listens to is not called."""
-        return self.operator is not None and getattr(type(self.operator), method) is not getattr(Operator, method)
+        return self.operator is not None and getattr(type(self.operator), method) is not getattr(StepOperator, method)
 
     def receiver(self, port: int) -> Receiver:
         """What calls the operator with a batch, and says which one it was when it raises."""
@@ -388,7 +388,7 @@ class Chain:
             if step.sink is None and step.operator is not None and found:
                 self._restore_step(step, step.operator, found)
 
-    def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[RestoredState]) -> None:
+    def _restore_step(self, step: RunningStep, operator: StepOperator, states: Sequence[RestoredState]) -> None:
         ended = [is_over(state.shared) for state in states]
         place, width = step.context.subtask, step.context.parallelism
         step.has_ended = all(ended) or (len(ended) == width and ended[place])

@@ -20,7 +20,7 @@ from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, TIME, Batch
 from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import EventTime
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 
 #: Why a row that has a null for its event time cannot be used.
 NO_TIME = "no event time"
@@ -252,7 +252,7 @@ def _parsed(column: Any) -> Any:
 # Event time in the middle of a stream
 
 
-class AssignTimes(Operator):
+class AssignTimes(StepOperator):
     """Event time named in the middle of a stream: sets the column and makes watermarks of its own."""
 
     _SPLIT = Split("here")

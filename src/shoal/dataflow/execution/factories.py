@@ -39,7 +39,7 @@ from shoal.dataflow.language.logical import (
 )
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow, Window
 from shoal.dataflow.operators import distinct, merge, partial, running, stateless
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from shoal.dataflow.operators.counts import CountAggregate
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.joins.asof import AsOfJoin
@@ -52,6 +52,7 @@ from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
 from shoal.dataflow.operators.users import opaque, records
 from shoal.dataflow.operators.users.custom import CustomOperator
+from shoal.dataflow.operators.users.own import UserOperator
 from shoal.dataflow.operators.users.process import ProcessOperator
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from shoal.dataflow.plan.facts import Facts
@@ -77,10 +78,10 @@ class Work:
         return self.inputs[0].schema
 
 
-Factory: TypeAlias = Callable[[Work], Operator]
+Factory: TypeAlias = Callable[[Work], StepOperator]
 
 
-def make_operator(work: Work) -> Operator:
+def make_operator(work: Work) -> StepOperator:
     """A new operator for a node; each task has its own."""
     factory = FACTORIES.get(type(work.node))
     if factory is None:
@@ -113,7 +114,7 @@ def _policy(on_error: OnError, function: FunctionRef, at: Location | None) -> Er
     return ErrorPolicy(on_error, function.label, at)
 
 
-def _filter(work: Work) -> Operator:
+def _filter(work: Work) -> StepOperator:
     node: Filter = work.node
     if isinstance(node.predicate, Expression):
         policy = ErrorPolicy(node.on_error, describe(node.predicate), node.at)
@@ -123,7 +124,7 @@ def _filter(work: Work) -> Operator:
     return opaque.FilterBatches(function=callable_of(node.predicate), policy=policy)
 
 
-def _project(work: Work) -> Operator:
+def _project(work: Work) -> StepOperator:
     node: Project = work.node
     columns = [(named.name, _bound(named.expression, work)) for named in node.columns]
     carried = (CHANGE,) if work.facts.changes else ()  # behind `changes_as_rows` they are no changes any more
@@ -136,7 +137,7 @@ def _project(work: Work) -> Operator:
     )
 
 
-def _map(work: Work) -> Operator:
+def _map(work: Work) -> StepOperator:
     node: MapBatches = work.node
     return opaque.MapBatches(
         function=callable_of(node.function),
@@ -156,7 +157,7 @@ def _time_column(facts: Facts) -> opaque.TimeColumn | None:
     return opaque.TimeColumn(time.column, partially(to_micros, unit=time.unit))
 
 
-def _records(work: Work) -> Operator:
+def _records(work: Work) -> StepOperator:
     node: MapRecords = work.node
     return records.MapRecords(
         function=callable_of(node.function),
@@ -166,12 +167,12 @@ def _records(work: Work) -> Operator:
     )
 
 
-def _distinct(work: Work) -> Operator:
+def _distinct(work: Work) -> StepOperator:
     node: Distinct = work.node
     return distinct.Distinct(columns=node.columns, window=node.window, firing=node.firing, ttl=node.ttl)
 
 
-def _aggregate(work: Work) -> Operator:
+def _aggregate(work: Work) -> StepOperator:
     node: Aggregate = work.node
     grouping = Grouping(
         keys=node.keys,
@@ -185,13 +186,13 @@ def _aggregate(work: Work) -> Operator:
     return _grouped(grouping, node.window, node.firing, work)
 
 
-def _reduce(work: Work) -> Operator:
+def _reduce(work: Work) -> StepOperator:
     node: Reduce = work.node
     grouping = Grouping(keys=node.keys, function=callable_of(node.function), emits_time=work.facts.needs_time)
     return _grouped(grouping, node.window, node.firing, work)
 
 
-def _grouped(grouping: Grouping, window: Window | None, firing: Firing, work: Work) -> Operator:
+def _grouped(grouping: Grouping, window: Window | None, firing: Firing, work: Work) -> StepOperator:
     match window:
         case None:
             return running.RunningAggregate(
@@ -205,7 +206,7 @@ def _grouped(grouping: Grouping, window: Window | None, firing: Firing, work: Wo
             return CountAggregate(grouping=grouping, window=window)
 
 
-def _process(work: Work) -> Operator:
+def _process(work: Work) -> StepOperator:
     node: Process = work.node
     return ProcessOperator(
         function=callable_of(node.function),
@@ -216,11 +217,11 @@ def _process(work: Work) -> Operator:
     )
 
 
-def _custom(work: Work) -> Operator:
+def _custom(work: Work) -> StepOperator:
     node: Custom = work.node
     target = callable_of(node.factory)
-    made = target if hasattr(target, "process_batch") and not isinstance(target, type) else target()
-    if isinstance(made, Operator):
+    made: Any = target if isinstance(target, UserOperator) and not isinstance(target, type) else target()
+    if isinstance(made, StepOperator):
         return made
     return CustomOperator(
         factory=made,
@@ -230,12 +231,12 @@ def _custom(work: Work) -> Operator:
     )
 
 
-def _merge(work: Work) -> Operator:
+def _merge(work: Work) -> StepOperator:
     node: Merge = work.node
     return merge.Merge(by=node.by, ports=len(node.inputs), schema=work.facts.schema, keep_apart=work.keep_apart)
 
 
-def _join(work: Work) -> Operator:
+def _join(work: Work) -> StepOperator:
     node: Join = work.node
     left, right = work.inputs[0].schema, work.inputs[1].schema
     if left is None or right is None:

@@ -18,7 +18,7 @@ from shoal.core.threads import SYSTEM, Threads, threads_of
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.expressions.trees import Expression
 from shoal.dataflow.language.logical import Filter, Node, OnError, Project
-from shoal.dataflow.operators.base import Context, Operator, Output
+from shoal.dataflow.operators.base import Context, Output, StepOperator
 from shoal.dataflow.plan.physical import MAIN, Edge, Stage
 
 #: What an agent gives its workloads: threads that a task may use, by slots and `workers_per_slot`.
@@ -103,7 +103,7 @@ class _Feeding:
 
     __slots__ = ("_next", "_out")
 
-    def __init__(self, following: Operator, out: Output) -> None:
+    def __init__(self, following: StepOperator, out: Output) -> None:
         self._next = following
         self._out = out
 
@@ -118,7 +118,7 @@ class _Feeding:
 class Pipeline:
     """Stateless operators, one behind the other, for one worker."""
 
-    def __init__(self, operators: Sequence[Operator]) -> None:
+    def __init__(self, operators: Sequence[StepOperator]) -> None:
         self.operators = tuple(operators)
         self._gathering = _Gathering()
         out: Output = self._gathering
@@ -211,10 +211,10 @@ class Choice:
             self._shares = self._costs[True] <= _GAIN * self._costs[False]
 
 
-class MorselStep(Operator):
+class MorselStep(StepOperator):
     """Several stateless steps as one, over morsels. The task's own thread is the first of the workers."""
 
-    def __init__(self, make: Callable[[], Sequence[Operator]], *, workers: int, rows: int = 0) -> None:
+    def __init__(self, make: Callable[[], Sequence[StepOperator]], *, workers: int, rows: int = 0) -> None:
         self._pipelines = [Pipeline(make()) for _ in range(workers)]
         self._rows = rows
         self._choice = Choice()

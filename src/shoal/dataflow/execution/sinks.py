@@ -9,10 +9,10 @@ from shoal.core.faults import reach
 from shoal.dataflow.connectors.abilities import SupportsTicks, takes_hidden
 from shoal.dataflow.connectors.base import SinkConnector, SinkContext, SinkWriter
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch, Schema
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 
 
-class SinkStep(Operator):
+class SinkStep(StepOperator):
     """Writes rows to outside."""
 
     def __init__(self, connector: SinkConnector, schema: Schema | None, context: SinkContext) -> None:

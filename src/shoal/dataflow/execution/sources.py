@@ -113,7 +113,7 @@ class SourceDriver:
         self._noted: dict[int, dict[str, Any]] = {}
         self._ended: set[str] = set()
         self._restored: dict[str, dict[str, Any]] = {}
-        self._marks: Watermarks | None = None
+        self._watermarks: Watermarks | None = None
         self._silence = Silence(clock, max(_LONGEST_STEP, 2 * settings.poll))
         self._reader: SplitReader | None = None
         #: The reader, if it can tell which splits are at their end.
@@ -164,7 +164,7 @@ class SourceDriver:
         if self._time is not None:
             # A split that has an end is not at it before it has ended, however long it brings nothing.
             time = replace(self._time, idle_after=0) if self.is_bounded else self._time
-            self._marks = Watermarks(time, reading, silent, confirms=self._tail is not None)
+            self._watermarks = Watermarks(time, reading, silent, confirms=self._tail is not None)
         if isinstance(self._reader, FrugalReader):
             reads_times = self._time is not None and not self._time.column
             self._reader.need(times=reads_times, traces=self._share.carries_headers)
@@ -194,8 +194,8 @@ class SourceDriver:
         self._positions[split.name] = known["position"]
         if known["position"] is not None:
             self._reader.seek(split, known["position"])
-        if self._marks is not None and known["greatest"] is not None:
-            self._marks.add(split, now, greatest=known["greatest"])
+        if self._watermarks is not None and known["greatest"] is not None:
+            self._watermarks.add(split, now, greatest=known["greatest"])
 
     def fetch(self, out: Output, *, timeout: float) -> Batch | None:
         """The next rows, with the engine's columns; None when there were none. What cannot be read goes by `out`."""
@@ -216,14 +216,14 @@ class SourceDriver:
 
     def watermark(self) -> tuple[int, bool]:
         """The task's watermark, and whether it is idle: one that knows no event time holds nobody back."""
-        if self._marks is not None and not self.is_done():
+        if self._watermarks is not None and not self.is_done():
             now = self._silence.seconds()
-            self._align(self._marks, now)
+            self._align(self._watermarks, now)
             if self._tail is not None and not self.is_bounded:
-                asked = self._marks.see_ends(self._tail.at_end(), now)
+                asked = self._watermarks.see_ends(self._tail.at_end(), now)
                 if asked:
-                    self._marks.confirm(asked, self._tail.confirm_end(asked), now)
-            return self._marks.current(now)
+                    self._watermarks.confirm(asked, self._tail.confirm_end(asked), now)
+            return self._watermarks.current(now)
         return (END_OF_TIME, False) if self.is_done() else (START_OF_TIME, True)
 
     def _align(self, marks: Watermarks, now: float) -> None:
@@ -258,8 +258,8 @@ class SourceDriver:
         new = [split for split in splits if split.name not in self._splits]
         for split in new:
             self._splits[split.name] = split
-            if self._marks is not None:
-                self._marks.add(split, self._silence.seconds())
+            if self._watermarks is not None:
+                self._watermarks.add(split, self._silence.seconds())
         if new:
             self._reader.add(new)
             self.held = frozenset()  # the reader resumes every split
@@ -310,7 +310,7 @@ class SourceDriver:
         return f"{place}, offsets {before or 0} to {after - 1}"
 
     def _entry(self, split: Split) -> dict[str, Any]:
-        greatest = START_OF_TIME if self._marks is None else self._marks.greatest(split)
+        greatest = START_OF_TIME if self._watermarks is None else self._watermarks.greatest(split)
         return {
             "position": self._positions.get(split.name),
             "greatest": None if greatest == START_OF_TIME else greatest,
@@ -332,8 +332,8 @@ class SourceDriver:
         for split in self._reader.ended():
             if split.name not in self._ended:
                 self._ended.add(split.name)
-                if self._marks is not None:
-                    self._marks.end(split)
+                if self._watermarks is not None:
+                    self._watermarks.end(split)
 
     def _with_columns(self, fetched: Fetched, out: Output) -> Batch | None:
         batch = fetched.batch
@@ -350,8 +350,8 @@ class SourceDriver:
             batch, times = batch.filter(fits), times.filter(fits)
             if not batch.num_rows:
                 return None
-        if self._marks is not None:
-            self._marks.saw(fetched.split, pc.max(times).as_py(), self._silence.seconds())
+        if self._watermarks is not None:
+            self._watermarks.saw(fetched.split, pc.max(times).as_py(), self._silence.seconds())
         return batch.append_column(TIME, times)
 
     def _times(self, fetched: Fetched) -> Any:

@@ -18,6 +18,8 @@ CHANGE: Final = "op"
 
 #: The engine's own columns: user functions never see them, and names that begin so are refused.
 HIDDEN_PREFIX: Final = "__"
+#: The columns of a result that have the bounds of its window.
+WINDOW_START, WINDOW_END = "window_start", "window_end"
 HIDDEN: Final = (TIME, TRACE)
 
 #: Before every event, and after every event.

@@ -8,6 +8,10 @@
     ├── CheckpointError       checkpoints could not be made, or none of those that are there can be used
     └── RemoteError           an error that is not one of Shoal's, in another process: its type name and its text
 
+Elsewhere are those that say what does not fit: `PlanError` (`language.errors`) a program, `MismatchError`
+(`language.expressions.parts`) the types of an expression, `MisfitError` (`language.expressions.values`) a value and its
+column, `BadMessageError` (`execution.hosts.control_messages`) bytes and a message.
+
 Raised by `shoal.dataflow.execution`, `shoal.dataflow.operators` and `shoal.dataflow.checkpoint`.
 """
 

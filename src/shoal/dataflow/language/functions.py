@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import io
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -97,14 +97,6 @@ def add_blobs(blobs: Mapping[str, bytes]) -> None:
     """Functions that plans of this process may call. Only bytes are kept until one is called."""
     with _lock:
         _blobs.update(blobs)
-
-
-def forget_blobs(names: Iterable[str]) -> None:
-    """Drop functions that no plan of this process calls any longer."""
-    with _lock:
-        for name in names:
-            _blobs.pop(name, None)
-            _loaded.pop(name, None)
 
 
 def pickle_function(ref: FunctionRef, *, at: Location | None = None) -> tuple[str, bytes]:

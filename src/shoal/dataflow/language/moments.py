@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
-from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.language.lengths import Span, micros
 
 #: A point in time: microseconds since 1970, or a datetime. One without a zone is UTC.
 Time: TypeAlias = int | datetime

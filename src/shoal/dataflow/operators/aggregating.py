@@ -9,11 +9,11 @@ from abc import abstractmethod
 
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from shoal.dataflow.operators.grouping import Grouping
 
 
-class Aggregating(Operator):
+class Aggregating(StepOperator):
     """Aggregates rows. Their columns are known when the first of them come, or from what was restored."""
 
     def __init__(self, grouping: Grouping) -> None:

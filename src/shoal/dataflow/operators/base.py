@@ -1,7 +1,7 @@
 """The operator: one step of a chain, in one task, called by one thread.
 
-`Operator` is what the engine drives. What users implement for operators of their own is `UserOperator`, which
-`shoal.dataflow.operators.users.custom` wraps.
+`StepOperator` is what the engine drives. `shoal.dataflow.operators.users.custom` wraps users' own operators, which are
+those of `shoal.dataflow.operators.users.own`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class OperatorState:
 _ANY_PORT: frozenset[int] = frozenset()
 
 
-class Operator:
+class StepOperator:
     """A step. Every method has a default that does nothing and keeps nothing."""
 
     def open(self, context: Context) -> None:
@@ -154,12 +154,3 @@ class Operator:
 
     def close(self) -> None:
         """Let go of files and the like. Called once, also after a failure."""
-
-
-@runtime_checkable
-class UserOperator(Protocol):
-    """An operator of a user's own. Only `process_batch` is required; the rest may be left out."""
-
-    def process_batch(self, batch: Batch) -> Batch | Iterable[Batch] | None:
-        """Rows in, rows out."""
-        ...

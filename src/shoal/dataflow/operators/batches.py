@@ -18,10 +18,6 @@ from shoal.dataflow.operators.base import Output
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-#: What bounds of windows are given as.
-WINDOW_TYPE = pa.timestamp("us")
-WINDOW_START, WINDOW_END = "window_start", "window_end"
-
 
 def event_times(batch: Batch) -> Integers:
     """The event time of each row."""

@@ -17,7 +17,7 @@ from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import Firing, SlidingWindow, Window
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.keys.columns import with_room
 from shoal.dataflow.operators.keys.index import KeyIndex
@@ -38,7 +38,7 @@ _WINDOW = "__window"
 _UNTIL = "until"
 
 
-class Distinct(Operator):
+class Distinct(StepOperator):
     """The first row of each combination of `columns`."""
 
     def __init__(

@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
-from shoal.dataflow.language.elements import CHANGE, TIME, Batch, Schema
+from shoal.dataflow.language.elements import CHANGE, TIME, WINDOW_END, WINDOW_START, Batch, Schema
 from shoal.dataflow.language.expressions import datatypes
+from shoal.dataflow.language.expressions.datatypes import WINDOW_TYPE
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.operators.aggregates import plan as plans
 from shoal.dataflow.operators.aggregates.folds import Fold
 from shoal.dataflow.operators.aggregates.sparse import Sparse
 from shoal.dataflow.operators.aggregates.store import Rows
-from shoal.dataflow.operators.batches import WINDOW_END, WINDOW_START, WINDOW_TYPE
 from shoal.dataflow.operators.rows import visible_names
 
 #: Where a partial batch says what the columns were that it was made of.

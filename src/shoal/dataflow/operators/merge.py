@@ -23,7 +23,7 @@ from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch, Schema
 from shoal.dataflow.language.keys import Integers, combined
 from shoal.dataflow.operators.aggregates.columns import is_dense_number, numbers
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, SettlingOutput
+from shoal.dataflow.operators.base import Context, OperatorState, Output, SettlingOutput, StepOperator
 from shoal.dataflow.operators.batches import same_type
 from shoal.dataflow.state.blobs import pack, unpack
 
@@ -36,7 +36,7 @@ class _Port:
         #: How many rows came, how many are out, and the watermarks with the number of rows before each.
         self.came = 0
         self.gone = 0
-        self.marks: deque[tuple[int, int]] = deque()
+        self.watermarks: deque[tuple[int, int]] = deque()
         self.watermark = START_OF_TIME
         self.last: Any = None
         self.has_ended = False
@@ -47,11 +47,11 @@ class _Port:
 
     def advance(self) -> None:
         """Take up the watermarks whose rows are out."""
-        while self.marks and self.marks[0][0] <= self.gone:
-            self.watermark = max(self.watermark, self.marks.popleft()[1])
+        while self.watermarks and self.watermarks[0][0] <= self.gone:
+            self.watermark = max(self.watermark, self.watermarks.popleft()[1])
 
 
-class Merge(Operator):
+class Merge(StepOperator):
     """Several inputs in order."""
 
     def __init__(self, *, by: str, ports: int, schema: Schema | None = None, keep_apart: bool = False) -> None:
@@ -85,14 +85,14 @@ class Merge(Operator):
     def on_port_watermark(self, time: int, port: int, out: Output) -> None:
         """Remember where it stands."""
         state = self._ports[port]
-        state.marks.append((state.came, time))
+        state.watermarks.append((state.came, time))
         state.advance()
 
     def on_port_end(self, port: int, out: Output) -> None:
         """This input no longer holds others back."""
         state = self._ports[port]
         state.has_ended = True
-        state.marks.append((state.came, END_OF_TIME))
+        state.watermarks.append((state.came, END_OF_TIME))
         self._emit(out)
 
     def on_end(self, out: Output) -> None:
@@ -122,7 +122,7 @@ class Merge(Operator):
             facts.append(
                 {
                     "watermark": state.watermark,
-                    "marks": [(place - state.gone, time) for place, time in state.marks],
+                    "marks": [(place - state.gone, time) for place, time in state.watermarks],
                     "has_ended": state.has_ended,
                     "last": state.last,
                 }
@@ -139,7 +139,7 @@ class Merge(Operator):
             blob = unpack(state.shared)
             for port, (mine, facts) in enumerate(zip(self._ports, blob.facts["ports"], strict=True)):
                 mine.watermark, mine.has_ended = facts["watermark"], facts["has_ended"]
-                mine.marks = deque((place, time) for place, time in facts["marks"])
+                mine.watermarks = deque((place, time) for place, time in facts["marks"])
                 mine.last = facts["last"]
                 for batch in blob.tables[f"port_{port}"].to_batches() if f"port_{port}" in blob.tables else []:
                     mine.batches.append((batch, self._values(batch)))

@@ -17,7 +17,7 @@ from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse
 from shoal.dataflow.operators.aggregates.store import Rows, combine
-from shoal.dataflow.operators.base import Context, Operator, Output
+from shoal.dataflow.operators.base import Context, Output, StepOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.grouping import INPUT_SCHEMA, Grouping
 from shoal.dataflow.operators.keys.index import KeyIndex
@@ -26,7 +26,7 @@ from shoal.dataflow.operators.keys.index import KeyIndex
 _MAX_KEYS = 65_536
 
 
-class PartialAggregate(Operator):
+class PartialAggregate(StepOperator):
     """Partial results by key, and by pane where there is a window."""
 
     def __init__(self, *, grouping: Grouping, window: SlidingWindow | None = None) -> None:

@@ -15,7 +15,7 @@ from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch
 from shoal.dataflow.language.failures import ExpressionError
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.operators.base import Operator, Output
+from shoal.dataflow.operators.base import Output, StepOperator
 from shoal.dataflow.operators.policies import LENIENT, ErrorPolicy, bad_rows, shown_rows
 
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ class Evaluated(Protocol):
         ...
 
 
-class Filter(Operator):
+class Filter(StepOperator):
     """Rows for which an expression is true; null is not. Rows that it fails on follow the policy."""
 
     def __init__(self, *, predicate: Evaluated, policy: ErrorPolicy | None = None, reads: Collection[str] = ()) -> None:
@@ -51,7 +51,7 @@ class Filter(Operator):
         return self._policy.statistics()
 
 
-class Project(Operator):
+class Project(StepOperator):
     """Named expressions. With `keep_others` they replace columns in their place, and new ones come behind.
 
     Rows that one of them fails on follow the policy. `reads` says which columns each reads, for what is told of a row.

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal.core.errors import InvalidError, UnavailableError, problem
 from shoal.dataflow.language.expressions.trees import Expression, Named, describe
+from shoal.dataflow.language.lengths import show_micros
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,
@@ -38,7 +39,6 @@ from shoal.dataflow.language.logical import (
     Union,
     walk,
 )
-from shoal.dataflow.language.spans import show_micros
 from shoal.dataflow.language.windows import CountWindow, SessionWindow, Window
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.prepare import Prepared, sketch

@@ -14,15 +14,11 @@ import pyarrow as pa
 
 from shoal.core.errors import Problem, problem
 from shoal.dataflow.language.binding import missing_column
-from shoal.dataflow.language.elements import HIDDEN_PREFIX, Schema
+from shoal.dataflow.language.elements import HIDDEN_PREFIX, WINDOW_END, WINDOW_START, Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import datatypes
-from shoal.dataflow.language.expressions.datatypes import types
+from shoal.dataflow.language.expressions.datatypes import WINDOW_TYPE, types
 from shoal.dataflow.language.logical import EventTime, Location, Node, Source
-
-WINDOW_START = "window_start"
-WINDOW_END = "window_end"
-WINDOW_TYPE = pa.timestamp("us")
 
 
 @dataclass(frozen=True, slots=True)

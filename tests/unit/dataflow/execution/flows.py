@@ -17,7 +17,7 @@ from shoal.dataflow.language.elements import TIME
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import Custom, EventTime, Node, Sink, Source
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 from shoal.testing.streams import Recording, RecordingSink
 
 SCHEMA = pa.schema([("key", pa.utf8()), ("value", pa.int64()), ("time", pa.int64())])
@@ -36,7 +36,7 @@ def table_source(batch: pa.RecordBatch, time: EventTime | None = None, **options
     return Source(connector=BatchesSource((batch,)), schema=batch.schema, time=time, **options)
 
 
-def custom(node: Node, factory: Callable[[], Operator], *more: Node, **options: Any) -> Custom:
+def custom(node: Node, factory: Callable[[], StepOperator], *more: Node, **options: Any) -> Custom:
     options.setdefault("schema", SCHEMA)
     return Custom(inputs=(node, *more), factory=make_ref(factory), **options)
 
@@ -144,7 +144,7 @@ def tap_source(tap: Tap, *, time: EventTime | None = MICROS, bounded: bool = Fal
 # -- operators --------------------------------------------------------------------------------------------
 
 
-class Multiply(Operator):
+class Multiply(StepOperator):
     """Stateless: value times something."""
 
     def __init__(self, by: int = 2) -> None:
@@ -155,7 +155,7 @@ class Multiply(Operator):
         out.emit(batch.set_column(batch.schema.get_field_index("value"), "value", values))
 
 
-class WindowSums(Operator):
+class WindowSums(StepOperator):
     """Sums by key and tumbling window of ten: state by key group, rows out when the watermark passes the end."""
 
     SIZE = 10

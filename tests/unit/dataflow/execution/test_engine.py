@@ -15,7 +15,7 @@ from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import KeyBy, Location, SideOutput, Sink, Source, Union
 from shoal.dataflow.language.settings import FlowSettings
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from tests.unit.dataflow.execution.flows import (
     MICROS,
     SCHEMA,
@@ -85,7 +85,7 @@ def test_a_union_of_sources_waits_for_the_slower_one():
     assert sums_of(report.tables["out"]) == [("a", 0, 3), ("a", 500, 1), ("b", 10, 1)]
 
 
-class Odd(Operator):
+class Odd(StepOperator):
     """Odd values go to the side."""
 
     def process(self, batch, out, *, port=0):
@@ -108,7 +108,7 @@ def test_side_outputs_are_read_or_counted(parallelism):
     assert [each.dropped for each in alone.steps if each.uid == "odd"] == [50]
 
 
-class Broken(Operator):
+class Broken(StepOperator):
     def process(self, batch, out, *, port=0):
         if 60 in batch["value"].to_pylist():
             raise ValueError("sixty is too much")
@@ -136,7 +136,7 @@ def test_a_failure_ends_an_endless_flow():
     assert isinstance(flow.failed, OperatorFailedError)
 
 
-class Fussy(Operator):
+class Fussy(StepOperator):
     closed: ClassVar[list[str]] = []
 
     def __init__(self, name: str, fails: bool = False) -> None:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from shoal import Operator, ProcessFunction, Stream, col, tumbling
-from shoal.dataflow.api.streams.output import Output
+from shoal.dataflow.api.streams.sink_stream import SinkStream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.settings import FlowSettings
@@ -120,7 +120,7 @@ def test_long_rows_are_cut_and_values_that_python_has_not_are_named():
 
 
 def failure_of(stream: Any, settings: FlowSettings | None = None) -> OperatorFailedError:
-    sink = stream if isinstance(stream, Output) else stream.to_callback(lambda _batch: None)
+    sink = stream if isinstance(stream, SinkStream) else stream.to_callback(lambda _batch: None)
     with pytest.raises(OperatorFailedError) as raised:
         engine.run([sink.node], settings=settings)
     return raised.value

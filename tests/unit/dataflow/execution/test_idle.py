@@ -18,7 +18,7 @@ from shoal.dataflow.execution.sources import SourceDriver, SourceShare
 from shoal.dataflow.language.elements import START_OF_TIME
 from shoal.dataflow.language.logical import EventTime, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Tap,
@@ -142,7 +142,7 @@ def test_event_time_named_behind_a_slow_source_is_not_idle_either():
     """The step that names event time sees no rows. Whether there are any the source knows."""
     slow, busy, closed = TailingTap(1), Tap(), threading.Event()
 
-    class Tell(Operator):
+    class Tell(StepOperator):
         def process(self, batch, out, *, port=0):
             closed.set()
 

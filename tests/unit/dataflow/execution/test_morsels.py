@@ -17,7 +17,7 @@ from shoal.dataflow.language.expressions.trees import Named, col
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import Filter, KeyBy, Project
 from shoal.dataflow.language.settings import FlowSettings
-from shoal.dataflow.operators.base import Context, Operator
+from shoal.dataflow.operators.base import Context, StepOperator
 from shoal.dataflow.plan.physical import plan
 from tests.unit.dataflow.execution.flows import Multiply, collect, custom, rows, table_source
 
@@ -35,7 +35,7 @@ class Kept:
         raise AssertionError(tag)
 
 
-class Even(Operator):
+class Even(StepOperator):
     def process(self, batch, out, *, port=0):
         out.emit(batch.filter(pa.array([value % 2 == 0 for value in batch["value"].to_pylist()])))
 
@@ -58,7 +58,7 @@ def test_workers_help_each_other():
     """The first morsel of each share waits until somebody else has done all the others."""
     gate, done = threading.Event(), []
 
-    class Waits(Operator):
+    class Waits(StepOperator):
         def process(self, batch, out, *, port=0):
             first = batch["value"][0].as_py()
             if first == 0:
@@ -78,7 +78,7 @@ def test_workers_help_each_other():
 
 
 def test_an_error_of_a_worker_is_the_steps_error():
-    class Breaks(Operator):
+    class Breaks(StepOperator):
         def process(self, batch, out, *, port=0):
             if 7 in batch["value"].to_pylist():
                 raise ValueError("seven")

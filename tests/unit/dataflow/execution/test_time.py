@@ -16,7 +16,7 @@ from shoal.dataflow.execution.event_time import Silence, Watermarks
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Watermark
 from shoal.dataflow.language.logical import EventTime, Source, Union
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.operators.base import Operator, OperatorState
+from shoal.dataflow.operators.base import OperatorState, StepOperator
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Tap,
@@ -35,7 +35,7 @@ from tests.unit.dataflow.operators.driving import HandClock
 SOON = EventTime("time", unit="us", idle_after=20_000)
 
 
-class Echo(Operator):
+class Echo(StepOperator):
     """Puts out the rows of a batch a little later, when it is called for the time."""
 
     def open(self, context):
@@ -60,7 +60,7 @@ class Echo(Operator):
 def test_operators_are_called_when_their_time_has_come(parallelism):
     came, tap = threading.Event(), Tap()
 
-    class Tell(Operator):
+    class Tell(StepOperator):
         def process(self, batch, out, *, port=0):
             came.set()
 
@@ -74,7 +74,7 @@ def test_operators_are_called_when_their_time_has_come(parallelism):
 def test_a_silent_input_does_not_hold_windows_open_for_ever():
     silent, busy, closed = Tap(), Tap(), threading.Event()
 
-    class Tell(Operator):
+    class Tell(StepOperator):
         def process(self, batch, out, *, port=0):
             closed.set()
 
@@ -100,7 +100,7 @@ def test_an_input_that_ended_does_not_hold_windows_open():
     assert sums_of(flow.stop().tables["out"]) == [("a", 0, 2)]
 
 
-class Ports(Operator):
+class Ports(StepOperator):
     """Notes what it hears of each of its inputs."""
 
     heard: ClassVar[dict[str, list]] = {}
@@ -133,7 +133,7 @@ def test_each_input_is_heard_of_by_itself():
     assert heard["ends"][2:] == ["all"]
 
 
-class Held(Operator):
+class Held(StepOperator):
     """Holds the watermark back by three."""
 
     def process(self, batch, out, *, port=0):

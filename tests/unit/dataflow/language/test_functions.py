@@ -16,7 +16,6 @@ from shoal.dataflow.language.functions import (
     add_blobs,
     callable_of,
     find_location,
-    forget_blobs,
     label_of,
     make_ref,
     pickle_function,
@@ -24,6 +23,7 @@ from shoal.dataflow.language.functions import (
 from shoal.dataflow.language.logical import FunctionRef, MapBatches, MapRecords, Node
 from shoal.dataflow.language.record import Record
 from shoal.dataflow.plan.probing import as_batch, plain_batch, try_function
+from tests.unit.dataflow.blobs import forget_blobs
 
 OUTSIDE = "amount"
 

@@ -23,7 +23,7 @@ from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from shoal.testing.virtual_time import VirtualTime
 from tests.unit.dataflow.matrix.cases import SCHEMA, TINY, Case
 
@@ -131,7 +131,7 @@ def streams(paces: Sequence[Pace], splits: int = 2) -> list[Stream]:
 
 def run(
     sink: Node, directory: Path, *, interval: float, checkpoints: int, parallelism: int = 2, **options: Any
-) -> tuple[engine.RunReport, set[type[Operator]]]:
+) -> tuple[engine.RunReport, set[type[StepOperator]]]:
     """Start, wait for checkpoints, stop. Gives the report and the classes of the operators that ran.
 
     Raises `StalledError`, with where every thread waits, when it stalls, and what failed when something does.

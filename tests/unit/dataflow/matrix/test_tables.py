@@ -12,7 +12,7 @@ from shoal.dataflow.execution.building import _SourceStep
 from shoal.dataflow.execution.factories import FACTORIES
 from shoal.dataflow.execution.sinks import SinkStep
 from shoal.dataflow.language.logical import Join, JoinMode, Node, walk
-from shoal.dataflow.operators.base import Operator
+from shoal.dataflow.operators.base import StepOperator
 from tests.unit.dataflow.matrix.cases import OPERATORS, SINKS
 from tests.unit.dataflow.matrix.stalls import Pace, streams
 
@@ -38,7 +38,7 @@ def plans() -> list[Node]:
 
 
 def test_the_table_has_every_operator():
-    assert concrete(Operator) == {case.made_by for case in OPERATORS} | {SinkStep, _SourceStep}
+    assert concrete(StepOperator) == {case.made_by for case in OPERATORS} | {SinkStep, _SourceStep}
 
 
 def test_the_table_has_every_kind_of_step():

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.dataflow.language.elements import END_OF_TIME, TIME
 from shoal.dataflow.language.keys import KeyGroups, key_groups, partition, tasks_of
-from shoal.dataflow.operators.base import Context, Operator, OperatorState
+from shoal.dataflow.operators.base import Context, OperatorState, StepOperator
 from shoal.dataflow.state import dirty
 from shoal.dataflow.state.blobs import unpack
 from shoal.dataflow.state.tables import merge_tables
@@ -85,7 +85,7 @@ class Fleet:
 
     def __init__(
         self,
-        make: Callable[[], Operator],
+        make: Callable[[], StepOperator],
         keys: Sequence[Sequence[str]],
         width: int = 1,
         *,

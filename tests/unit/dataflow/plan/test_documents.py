@@ -19,11 +19,12 @@ from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.memory import BatchesSource, CallbackSink
 from shoal.dataflow.language.errors import DocumentError, PlanError
 from shoal.dataflow.language.expressions.trees import Literal, col, lit, same
-from shoal.dataflow.language.functions import add_blobs, callable_of, forget_blobs, make_ref
+from shoal.dataflow.language.functions import add_blobs, callable_of, make_ref
 from shoal.dataflow.language.logical import Filter, MapBatches, Node, Sink, walk
 from shoal.dataflow.plan.documents import KINDS, PlanDocument, read_plan, write_plan
 from shoal.dataflow.plan.foreign import ForeignConnector
 from shoal.dataflow.plan.prepare import sketch
+from tests.unit.dataflow.blobs import forget_blobs
 from tests.unit.dataflow.plan.interpreter import results
 from tests.unit.dataflow.plan.plans import Same, plans
 

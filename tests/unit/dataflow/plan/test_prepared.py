@@ -20,12 +20,13 @@ from shoal.dataflow.connectors.memory import CollectSink, IterableSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import DocumentError, PlanError
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.functions import add_blobs, forget_blobs
+from shoal.dataflow.language.functions import add_blobs
 from shoal.dataflow.language.logical import Sink, walk
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.physical import describe_plan, plan
 from shoal.dataflow.plan.prepare import Prepared, prepare, sketch
 from shoal.dataflow.plan.prepared import FORMAT, read_prepared, write_prepared
+from tests.unit.dataflow.blobs import forget_blobs
 from tests.unit.dataflow.plan.test_documents import end, every_kind, rows
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "dataflow" / "prepared.json"

@@ -31,16 +31,16 @@ from shoal.dataflow.api.apps.lifetime import (
     in_own_thread,
     run_all,
     say_plainly,
-    see_off,
     start_all,
     stop_all,
+    stop_at_exit,
     warn_user,
 )
 from shoal.dataflow.api.apps.topic import Topic, find_columns, make_topic, with_line
 from shoal.dataflow.api.context import Broker, Definition, TopicSpec, launched_broker, name_broker
 from shoal.dataflow.api.streams.missing import no_method
-from shoal.dataflow.api.streams.output import Output
 from shoal.dataflow.api.streams.reading import check_unit, make_idle, make_schema
+from shoal.dataflow.api.streams.sink_stream import SinkStream
 from shoal.dataflow.api.streams.steps import check_parallelism
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.tables import Table
@@ -49,9 +49,9 @@ from shoal.dataflow.connectors.topics.names import check_topic
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, find_location, find_module, short_path
+from shoal.dataflow.language.lengths import Span, micros
 from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, Source, rewrite, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ class Dataflow:
             returned = self._function()
         sinks: list[Node] = list(definition.sinks)
         for each in returned if isinstance(returned, list | tuple) else (returned,):
-            if isinstance(each, Output):
+            if isinstance(each, SinkStream):
                 sinks += [] if each.node in sinks else [each.node]
             elif each is not None:
                 raise self._no_sink(each)
@@ -491,7 +491,7 @@ class Dataflow:
             )
         except NotFoundError as error:
             raise with_line(error) from error
-        see_off(flow)
+        stop_at_exit(flow)
         return flow
 
     async def pack(self, parallelism: int = 1) -> CollectedJob:

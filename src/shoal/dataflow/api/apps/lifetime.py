@@ -326,7 +326,7 @@ def _discard(result: Any, error: BaseException | None, unwanted: Callable[[Any],
 _left: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def see_off(flow: Any) -> None:
+def stop_at_exit(flow: Any) -> None:
     """Stop a running flow in good order when the program ends without having done so."""
     _left.add(flow)
 

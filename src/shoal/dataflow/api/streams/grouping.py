@@ -17,6 +17,7 @@ from shoal.dataflow.api.streams.transforms import column_names, refuse_unknown
 from shoal.dataflow.language.aggregates import ALIASES
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
+from shoal.dataflow.language.lengths import Span, micros
 from shoal.dataflow.language.logical import (
     Aggregate,
     Aggregation,
@@ -26,7 +27,6 @@ from shoal.dataflow.language.logical import (
     Location,
     Reduce,
 )
-from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow, Window
 from shoal.dataflow.plan.inference import check_firing
 

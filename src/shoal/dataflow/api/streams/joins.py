@@ -15,8 +15,8 @@ from shoal.dataflow.api.streams.tables import Table
 from shoal.dataflow.api.streams.transforms import column_names, one_of, refuse_others
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
+from shoal.dataflow.language.lengths import Span, bounded, micros
 from shoal.dataflow.language.logical import AssignTime, EventTime, Join, JoinKind, JoinMode, Location
-from shoal.dataflow.language.spans import Span, bounded, micros
 from shoal.dataflow.language.windows import Window
 
 Keys: TypeAlias = str | Sequence[str]

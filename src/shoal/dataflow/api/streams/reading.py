@@ -23,8 +23,8 @@ from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.values import make_rows
 from shoal.dataflow.language.functions import find_location, make_ref
+from shoal.dataflow.language.lengths import Span, micros
 from shoal.dataflow.language.logical import EventTime, Location, OnError, Source
-from shoal.dataflow.language.spans import Span, micros
 
 BATCH_ROWS = 10_000
 

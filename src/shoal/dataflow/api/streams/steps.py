@@ -16,8 +16,8 @@ from shoal.dataflow.api.streams.missing import Named
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
+from shoal.dataflow.language.lengths import size
 from shoal.dataflow.language.logical import Location, Node, SideOutput
-from shoal.dataflow.language.spans import size
 from shoal.dataflow.plan.facts import Facts, NoAnswers
 from shoal.dataflow.plan.inference import infer, side_facts
 

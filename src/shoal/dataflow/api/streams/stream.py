@@ -25,6 +25,7 @@ from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, refuse
 from shoal.dataflow.language.expressions.trees import Expression
 from shoal.dataflow.language.functions import find_location, label_of, make_ref
+from shoal.dataflow.language.lengths import Span, micros
 from shoal.dataflow.language.logical import (
     Distinct,
     FunctionRef,
@@ -36,7 +37,6 @@ from shoal.dataflow.language.logical import (
     Process,
     Sink,
 )
-from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.operators.users.functions import HOW_TO_PROCESS
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
 from shoal.dataflow.plan.facts import Facts

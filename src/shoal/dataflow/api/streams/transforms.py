@@ -18,6 +18,7 @@ from shoal.dataflow.language.elements import CHANGE, Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions.trees import Column, Expression, Literal, Named, col, columns_of
 from shoal.dataflow.language.functions import find_location, make_ref
+from shoal.dataflow.language.lengths import Span
 from shoal.dataflow.language.logical import (
     AssignTime,
     Custom,
@@ -32,7 +33,6 @@ from shoal.dataflow.language.logical import (
     Source,
     Union,
 )
-from shoal.dataflow.language.spans import Span
 from shoal.dataflow.plan.facts import check_columns
 
 #: The column of a result that has no name of its own.

@@ -23,7 +23,7 @@ from shoal.dataflow.checkpoint.messages import Command, Report, TaskId
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.chain import StepCounts
 from shoal.dataflow.execution.hosts.error_texts import ErrorText
-from shoal.dataflow.execution.hosts.plain_values import BadValueError, form_of
+from shoal.dataflow.execution.hosts.plain_values import BadFieldError, form_of
 from shoal.dataflow.language.settings import FlowSettings
 
 FORMAT = 4
@@ -269,7 +269,7 @@ def _decode(content: bytes, known: Mapping[int, type]) -> Any:
         start += each
     try:
         return form_of(kind).read(fields, blobs, kind.__name__)
-    except BadValueError as error:
+    except BadFieldError as error:
         raise BadMessageError(error.at, error.value, error.rule) from error
 
 

@@ -1,6 +1,6 @@
 """Turns frozen dataclasses into JSON values and back, by the types of their fields. Bytes become blobs beside the JSON.
 
-Reading is strict: a field that is missing, unknown or of another type raises `BadValueError` with its path. Only
+Reading is strict: a field that is missing, unknown or of another type raises `BadFieldError` with its path. Only
 classes that the caller's types name are made. For `shoal.dataflow.execution.hosts.control_messages`.
 """
 
@@ -25,7 +25,7 @@ _TASK = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
 _SCALARS: dict[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (float, int)}
 
 
-class BadValueError(Exception):
+class BadFieldError(Exception):
     """A value is not of the type that its field has."""
 
     def __init__(self, at: str, value: object, rule: str) -> None:
@@ -73,11 +73,11 @@ def form_of(kind: Any) -> Form:
 def _read_scalar(kinds: tuple[type, ...], value: Any, _blobs: list[bytes], at: str) -> Any:
     allowed = {each for kind in kinds for each in _SCALARS[kind]}
     if type(value) not in allowed:
-        raise BadValueError(at, value, f"must be {' or '.join(kind.__name__ for kind in kinds)}")
+        raise BadFieldError(at, value, f"must be {' or '.join(kind.__name__ for kind in kinds)}")
     if type(value) is int and not _LEAST <= value <= _MOST:
-        raise BadValueError(at, None, "must fit into 64 bits")
+        raise BadFieldError(at, None, "must fit into 64 bits")
     if type(value) is float and not math.isfinite(value):
-        raise BadValueError(at, value, "must be finite")
+        raise BadFieldError(at, value, "must be finite")
     return value
 
 
@@ -88,14 +88,14 @@ def _write_blob(value: bytes, blobs: list[bytes]) -> int:
 
 def _read_blob(value: Any, blobs: list[bytes], at: str) -> bytes:
     if type(value) is not int or not 0 <= value < len(blobs):
-        raise BadValueError(at, value, f"must be the number of one of {len(blobs)} blobs")
+        raise BadFieldError(at, value, f"must be the number of one of {len(blobs)} blobs")
     return blobs[value]
 
 
 def _read_task(value: Any, at: str) -> TaskId:
     match = _TASK.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise BadValueError(at, value, "must be a task, as 'stage.subtask'")
+        raise BadFieldError(at, value, "must be a task, as 'stage.subtask'")
     return TaskId(int(match[1]), int(match[2]))
 
 
@@ -109,7 +109,7 @@ def _tuple_form(item: Form) -> Form:
 
     def read(value: Any, blobs: list[bytes], at: str) -> Any:
         if not isinstance(value, list):
-            raise BadValueError(at, value, "must be a list")
+            raise BadFieldError(at, value, "must be a list")
         return tuple(item.read(each, blobs, f"{at}[{index}]") for index, each in enumerate(value))
 
     return Form(write, read)
@@ -124,7 +124,7 @@ def _mapping_form(key: Any, item: Form) -> Form:
 
     def read(value: Any, blobs: list[bytes], at: str) -> Any:
         if not isinstance(value, dict):
-            raise BadValueError(at, value, "must be an object")
+            raise BadFieldError(at, value, "must be an object")
         read_key = _read_task if key is TaskId else lambda name, _at: name
         return {read_key(name, at): item.read(each, blobs, f"{at}.{name[:40]}") for name, each in value.items()}
 
@@ -157,7 +157,7 @@ def _one_of(kinds: tuple[Any, ...]) -> Form:
 
     def read(value: Any, blobs: list[bytes], at: str) -> Any:
         if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in forms:
-            raise BadValueError(at, value, f"must be one of {', '.join(forms)} and its fields")
+            raise BadFieldError(at, value, f"must be one of {', '.join(forms)} and its fields")
         return forms[value[0]].read(value[1], blobs, f"{at}.{value[0]}")
 
     return Form(write, read)
@@ -172,14 +172,14 @@ def _dataclass_form(cls: Any) -> Form:
 
     def read(value: Any, blobs: list[bytes], at: str) -> Any:
         if not isinstance(value, dict):
-            raise BadValueError(at, value, "must be an object")
+            raise BadFieldError(at, value, "must be an object")
         for name in value.keys() ^ fields.keys():
             rule = "is missing" if name in fields else "is not a field"
-            raise BadValueError(f"{at}.{name[:40]}", None, rule)
+            raise BadFieldError(f"{at}.{name[:40]}", None, rule)
         found = {name: form.read(value[name], blobs, f"{at}.{name}") for name, form in fields.items()}
         try:
             return cls(**found)
         except InvalidError as error:
-            raise BadValueError(at, None, error.message) from error
+            raise BadFieldError(at, None, error.message) from error
 
     return Form(write, read)

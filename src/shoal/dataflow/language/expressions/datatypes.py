@@ -19,6 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
+#: Of the bounds of windows in results.
+WINDOW_TYPE = pa.timestamp("us")
+
 types = pa.types
 
 _ALIASES = {"str": "string", "int": "int64", "text": "string", "datetime": "timestamp[us]"}

@@ -146,7 +146,7 @@ _REVERSIBLE = ("nulls", "sum", "exact", "log:sum")
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ResultColumn:
     """A column of the result."""
 
     name: str
@@ -160,7 +160,7 @@ class AggregatePlan:
 
     schema: Schema
     specs: tuple[AccumulatorSpec, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[ResultColumn, ...]
     #: What all outputs need is made once, of what was kept.
     ready: Callable[[Sparse], Sparse] | None = None
 
@@ -238,7 +238,7 @@ def bind_fold(function: folds.Fold, schema: Schema) -> AggregatePlan:
         return sparse.parts[0][0].field(place)
 
     outputs = tuple(
-        Output(field.name, field.type, functools.partial(make, place=place)) for place, field in enumerate(schema)
+        ResultColumn(field.name, field.type, functools.partial(make, place=place)) for place, field in enumerate(schema)
     )
     return AggregatePlan(schema, (spec,), outputs, ready)
 
@@ -251,17 +251,17 @@ class _Draft:
         self._takes_back = takes_back
         self.specs: list[AccumulatorSpec] = []
 
-    def add(self, aggregation: Aggregation) -> Output:
+    def add(self, aggregation: Aggregation) -> ResultColumn:
         name, column, function = aggregation.name, aggregation.column, aggregation.function
         if function not in AGGREGATES:
             raise InvalidError([problem(name, function, f"must be one of {', '.join(AGGREGATES)}")])
         if function == "count" and column == "*":
-            return Output(name, pa.int64(), lambda sparse: pa.array(sparse.rows))
+            return ResultColumn(name, pa.int64(), lambda sparse: pa.array(sparse.rows))
         kind = self._schema.field(column).type
         result = AGGREGATES[function].result(datatypes.plain(kind))
         if result is None:
             raise InvalidError([problem(name, str(kind), f"{function} takes {AGGREGATES[function].takes}")])
-        return Output(name, result, self._make(aggregation, datatypes.plain(kind), result))
+        return ResultColumn(name, result, self._make(aggregation, datatypes.plain(kind), result))
 
     def _make(self, aggregation: Aggregation, kind: Any, result: Any) -> Callable[[Sparse], Array]:
         column, function = aggregation.column, aggregation.function

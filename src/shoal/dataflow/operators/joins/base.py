@@ -10,7 +10,7 @@ import pyarrow as pa
 from shoal.dataflow.language.elements import START_OF_TIME, Batch, Schema
 from shoal.dataflow.language.keys import Integers, combined
 from shoal.dataflow.language.logical import LATE, LATE_RIGHT, JoinKind
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 from shoal.dataflow.operators.batches import same_type
 from shoal.dataflow.operators.joins.buffer import Flags, RowBuffer, Segment
 from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
@@ -28,7 +28,7 @@ _SIDES = ("left", "right")
 _LATE = (LATE, LATE_RIGHT)
 
 
-class KeyedJoin(Operator):
+class KeyedJoin(StepOperator):
     """A join by equal keys. The schemas are those of both inputs, hidden columns included or not."""
 
     def __init__(

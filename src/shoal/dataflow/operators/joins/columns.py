@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.dataflow.language.elements import CHANGE, TIME, TRACE, Batch, Schema
+from shoal.dataflow.language.elements import CHANGE, TIME, TRACE, WINDOW_END, WINDOW_START, Batch, Schema
+from shoal.dataflow.language.expressions.datatypes import WINDOW_TYPE
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.language.logical import JoinKind
-from shoal.dataflow.operators.batches import WINDOW_END, WINDOW_START, WINDOW_TYPE
 from shoal.dataflow.operators.rows import visible_names
 
 

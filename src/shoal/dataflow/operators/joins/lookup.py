@@ -16,7 +16,7 @@ from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 from shoal.dataflow.language.keys import Integers, combined, key_groups
 from shoal.dataflow.language.logical import JoinKind
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 from shoal.dataflow.operators.batches import event_times, has_time, same_type
 from shoal.dataflow.operators.joins.base import RIGHT
 from shoal.dataflow.operators.joins.buffer import RowBuffer
@@ -34,7 +34,7 @@ _ANY: frozenset[int] = frozenset()
 _WAITS = "__join_waits"
 
 
-class LookupJoin(Operator):
+class LookupJoin(StepOperator):
     """What both have in common. `waits` when the second input has an end."""
 
     def __init__(

@@ -18,16 +18,26 @@ import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE, Batch, Schema
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, UserOperator
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import VALUE, visible_names
 from shoal.dataflow.operators.users.opaque import TimeColumn, as_batch, fit, with_hidden
+from shoal.dataflow.operators.users.own import (
+    SupportsClose,
+    SupportsFinish,
+    SupportsMorsels,
+    SupportsOpen,
+    SupportsRestore,
+    SupportsSnapshot,
+    SupportsWatermarks,
+    UserOperator,
+)
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.groups import KeyedState
 
 
-class CustomOperator(Operator):
+class CustomOperator(StepOperator):
     """Runs a user's operator."""
 
     def __init__(
@@ -39,11 +49,11 @@ class CustomOperator(Operator):
         emits_time: bool = False,
         time: TimeColumn | None = None,
     ) -> None:
-        made: Any = factory() if isinstance(factory, type) or not hasattr(factory, "process_batch") else factory
-        if not hasattr(made, "process_batch"):
+        made: Any = factory() if isinstance(factory, type) or not isinstance(factory, UserOperator) else factory
+        if not isinstance(made, UserOperator):
             raise InvalidError([problem("operator", type(made).__name__, "must have a method process_batch")])
         self._operator = made
-        self._call = getattr(made, "process_morsel", None) or made.process_batch
+        self._call = made.process_morsel if isinstance(made, SupportsMorsels) else made.process_batch
         self._schema = schema
         self._policy = policy or ErrorPolicy()
         self._emits_time = emits_time
@@ -55,7 +65,7 @@ class CustomOperator(Operator):
     def open(self, context: Context) -> None:
         """Open the user's, when it wants that."""
         self._context = context
-        if hasattr(self._operator, "open"):
+        if isinstance(self._operator, SupportsOpen):
             self._operator.open(context)
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
@@ -76,11 +86,13 @@ class CustomOperator(Operator):
         """Tell it how far event time has come."""
         if time < END_OF_TIME:
             self._greatest = max(self._greatest, time)
-        self._hook("on_watermark", out, time)
+        if isinstance(self._operator, SupportsWatermarks):
+            self._put_out(self._operator.on_watermark(time), out)
 
     def on_end(self, out: Output) -> None:
         """Let it emit what is left."""
-        self._hook("finish", out)
+        if isinstance(self._operator, SupportsFinish):
+            self._put_out(self._operator.finish(), out)
 
     def statistics(self) -> Mapping[str, int]:
         """Rows that were left out."""
@@ -88,7 +100,7 @@ class CustomOperator(Operator):
 
     def snapshot(self) -> OperatorState:
         """The snapshot of the user's operator."""
-        if not hasattr(self._operator, "snapshot"):
+        if not isinstance(self._operator, SupportsSnapshot):
             return OperatorState()
         state = self._operator.snapshot()
         if state is None:
@@ -115,19 +127,18 @@ class CustomOperator(Operator):
             keyed.update({group: _unpacked(content) for group, content in state.keyed.items()})
             if state.shared:
                 shared.append(pickle.loads(_unpacked(state.shared)))  # noqa: S301 - what this operator wrote itself
-        if hasattr(self._operator, "restore") and (keyed or shared):
+        if isinstance(self._operator, SupportsRestore) and (keyed or shared):
             self._operator.restore(KeyedState(keyed) if keyed else shared)
 
     def close(self) -> None:
         """Close the user's, when it wants that."""
-        if hasattr(self._operator, "close"):
+        if isinstance(self._operator, SupportsClose):
             self._operator.close()
 
-    def _hook(self, name: str, out: Output, *arguments: Any) -> None:
-        hook = getattr(self._operator, name, None)
-        if hook is not None:
-            for batch in self._batches(hook(*arguments)):
-                self._emit(self._with_hidden(batch), out)
+    def _put_out(self, returned: Any, out: Output) -> None:
+        """Rows that belong to no batch that came in."""
+        for batch in self._batches(returned):
+            self._emit(self._with_hidden(batch), out)
 
     def _with_hidden(self, batch: Batch) -> Batch:
         """Rows that belong to no batch that came in."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, TIME, Batch, Schema
 from shoal.dataflow.language.keys import Array, combined
-from shoal.dataflow.operators.base import Context, Operator, Output
+from shoal.dataflow.operators.base import Context, Output, StepOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import VALUE, visible_names
@@ -64,7 +64,7 @@ def _is_same_memory(one: Array, other: Array) -> bool:
     return bool(addresses[0] == addresses[1])
 
 
-class MapBatches(Operator):
+class MapBatches(StepOperator):
     """A function over batches. With `is_flat` it returns any number of rows, in one piece or several."""
 
     def __init__(
@@ -134,7 +134,7 @@ class MapBatches(Operator):
         return fit(batch, self._schema)
 
 
-class FilterBatches(Operator):
+class FilterBatches(StepOperator):
     """A function over batches that returns a truth for each row, or one for all."""
 
     def __init__(self, *, function: BatchFunction, policy: ErrorPolicy | None = None) -> None:

@@ -21,7 +21,7 @@ from shoal.dataflow.language.elements import START_OF_TIME, TIME, TRACE, Batch, 
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, TaskOutput
+from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator, TaskOutput
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time, processing_time
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import (
@@ -53,7 +53,7 @@ _MAX_WAITING = 8_192
 Reject = Callable[[Any, Exception], None]
 
 
-class ProcessOperator(Operator):
+class ProcessOperator(StepOperator):
     """A process function in a task. `state` is `memory` or `rocks`."""
 
     def __init__(

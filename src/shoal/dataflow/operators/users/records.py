@@ -18,7 +18,7 @@ from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.language.record import Record
-from shoal.dataflow.operators.base import Context, Operator, Output
+from shoal.dataflow.operators.base import Context, Output, StepOperator
 from shoal.dataflow.operators.batches import emit_chunks
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import (
@@ -35,7 +35,7 @@ from shoal.dataflow.operators.users.opaque import with_hidden
 KINDS = ("map", "filter", "flat_map")
 
 
-class MapRecords(Operator):
+class MapRecords(StepOperator):
     """A function over records."""
 
     def __init__(

@@ -15,7 +15,7 @@ from shoal.dataflow.plan.facts import Facts, NoAnswers
 from shoal.dataflow.plan.inference import infer
 
 
-class Output(Steps[Any]):
+class SinkStream(Steps[Any]):
     """The end of a stream."""
 
     __slots__ = ("_flow",)
@@ -27,13 +27,13 @@ class Output(Steps[Any]):
         self._flow: Any = None
 
     @classmethod
-    def behind(cls, sink: Sink, facts: Facts) -> Output:
+    def behind(cls, sink: Sink, facts: Facts) -> SinkStream:
         """An output behind a stream with these facts."""
         return cls(sink, infer(sink, (facts,), NoAnswers()), (facts,))
 
     @staticmethod
-    def _make(node: Node, facts: Facts, before: tuple[Facts, ...]) -> Output:
-        return Output(node, facts, before)
+    def _make(node: Node, facts: Facts, before: tuple[Facts, ...]) -> SinkStream:
+        return SinkStream(node, facts, before)
 
     def _changed(self, **changes: Any) -> Self:
         made = super()._changed(**changes)
