@@ -404,17 +404,35 @@ class ControlPlane(ArtifactCalls, JobCalls):
     # Events
 
     async def list_events(
-        self, *, after: int = 0, limit: int = 100, subject_kind: str = "", subject_id: str = "", newest: bool = False
+        self,
+        *,
+        after: int = 0,
+        limit: int = 100,
+        subject_kind: str = "",
+        subject_id: str = "",
+        newest: bool = False,
+        selector: str = "",
     ) -> EventPage:
-        """Events after a cursor, or the newest ones."""
+        """Events after a cursor, or the newest ones; with a selector those of workloads whose labels matched then."""
         request = pb.ListEventsRequest(
-            after=after, limit=limit, subject_kind=subject_kind, subject_id=subject_id, newest=newest
+            after=after,
+            limit=limit,
+            subject_kind=subject_kind,
+            subject_id=subject_id,
+            newest=newest,
+            selector=selector,
         )
         answer = await self._call(AgentControl.LIST_EVENTS, request)
         return EventPage(tuple(convert.event_from_proto(each) for each in answer.events), answer.next, answer.oldest)
 
     async def watch_events(
-        self, *, after: int | None = None, subject_kind: str = "", subject_id: str = "", patience: float = 60.0
+        self,
+        *,
+        after: int | None = None,
+        subject_kind: str = "",
+        subject_id: str = "",
+        selector: str = "",
+        patience: float = 60.0,
     ) -> AsyncGenerator[Event, None]:
         """Events as they happen, from a cursor or from now on.
 
@@ -425,7 +443,9 @@ class ControlPlane(ArtifactCalls, JobCalls):
             after = (await self.list_events(limit=1, newest=True)).next
         reconnect = Reconnect(self._clock, patience=patience)
         while True:
-            request = pb.WatchEventsRequest(after=after, subject_kind=subject_kind, subject_id=subject_id)
+            request = pb.WatchEventsRequest(
+                after=after, subject_kind=subject_kind, subject_id=subject_id, selector=selector
+            )
             try:
                 if not reconnect.is_first:  # a stream does not show that it is connected before its first event
                     await self.list_events(after=after, limit=1)

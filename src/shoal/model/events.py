@@ -154,4 +154,6 @@ class Event:
     #: The reason, such as "lease of node n1 expired".
     cause: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    #: The labels of the workload that it is about, as they were then.
+    labels: Mapping[str, str] = field(default_factory=dict)
     cursor: int = 0

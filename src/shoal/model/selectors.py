@@ -1,7 +1,7 @@
 """Label selectors as users of kubectl write them: `app=web,tier!=db,zone in (a,b),gpu,!spot`.
 
 All terms must hold. A label that is missing is not equal to anything, so `!=` and `notin` hold for it. Used by the
-command line.
+command line, and by the control plane for events.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class Selector:
     """Some conditions that must all hold. Without any, everything matches."""
 
     terms: tuple[Term, ...] = ()
+
+    @property
+    def needed_keys(self) -> tuple[str, ...]:
+        """Labels that everything has which matches."""
+        having = (SelectorOperator.IN, SelectorOperator.EXISTS)
+        return tuple(term.key for term in self.terms if term.operator in having)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether the labels meet every condition."""

@@ -20,6 +20,7 @@ from shoal.core.errors import NotFoundError, PreconditionError
 from shoal.model.events import Event
 from shoal.model.nodes import NodeUsage
 from shoal.model.resources import Resources
+from shoal.model.selectors import parse_selector
 from shoal.model.views import (
     ClusterSummary,
     GroupView,
@@ -387,6 +388,7 @@ class ScriptedControl:
             if event.cursor > request.after
             and request.subject_kind in ("", event.subject_kind)
             and request.subject_id in ("", event.subject_id)
+            and parse_selector(request.selector).matches(event.labels)
         ]
 
     async def list_events(self, request: pb.ListEventsRequest, call: Any) -> pb.ListEventsResponse:

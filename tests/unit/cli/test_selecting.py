@@ -53,6 +53,9 @@ def test_a_node_is_labelled(control, capsys):
 
 
 def test_events_by_label(labelled, capsys):
+    labelled.events[:] = [
+        dataclasses.replace(each, labels={"app": "web"} if each.subject_id == "web" else {}) for each in labelled.events
+    ]
     outcome = run_cli(labelled, ["events", "-l", "app=web", "--json"], capsys)
     assert [event["subject_id"] for event in json.loads(outcome.stdout)["events"]] == ["web"]
     outcome = run_cli(labelled, ["events", "-l", "app=nightly"], capsys)

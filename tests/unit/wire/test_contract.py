@@ -193,10 +193,11 @@ CONTROL = {
     "PlanPlacementResponse": "1 placements PlannedPlacement*, 2 placeable bool",
     "Event": """
         1 cursor int64, 2 time Timestamp, 3 subject_kind string, 4 subject_id string, 5 kind string,
-        6 message string, 7 source string, 8 cause string, 9 facts <string,string>""",
-    "ListEventsRequest": "1 after int64, 2 limit int32, 3 subject_kind string, 4 subject_id string, 5 newest bool",
+        6 message string, 7 source string, 8 cause string, 9 facts <string,string>, 100 labels <string,string>""",
+    "ListEventsRequest": """
+        1 after int64, 2 limit int32, 3 subject_kind string, 4 subject_id string, 5 newest bool, 100 selector string""",
     "ListEventsResponse": "1 events Event*, 2 next int64, 3 oldest int64",
-    "WatchEventsRequest": "1 after int64, 2 subject_kind string, 3 subject_id string",
+    "WatchEventsRequest": "1 after int64, 2 subject_kind string, 3 subject_id string, 100 selector string",
     "ReadLogsRequest": """
         1 workload_id string, 2 tail_lines int32, 3 follow bool,
         100 since_ms int64, 101 previous bool, 102 times bool, 103 after string""",

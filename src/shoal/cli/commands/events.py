@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands.common import selecting
 from shoal.cli.connection import completion
 from shoal.cli.connection.options import FLEET, Json, SelectorText, client_command
 from shoal.cli.output.tables import Column, clean, pad
-from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.core.errors import InvalidError, problem
 from shoal.model.events import Event
 from shoal.model.selectors import parse_selector
 
@@ -68,7 +67,7 @@ async def events(
 ) -> None:
     """List the newest events, oldest first; with --after, the first ones after a cursor.
 
-    With -l, the events of workloads that have these labels now; with --follow also of those that get them later. With
+    With -l, the events of workloads that had these labels when it happened, also of those that are deleted by now. With
     --json the answer has the cursor to continue from as `next`; with --follow each event is a line of its own.
     """
     kinds = (("node", node), ("workload", workload), ("group", group), ("job", job), ("selector", selector))
@@ -76,65 +75,26 @@ async def events(
     if len(given) > 1:
         flags = " and ".join(f"--{kind}" for kind in given)
         raise InvalidError([problem(flags, None, "only one of them can be given")])
-    if selector:
-        await _selected_events(control, selector, follow=follow, after=after, limit=limit, as_json=as_json)
-        return
-    kind, name = next(iter(given.items()), ("", ""))
+    parse_selector(selector, field="-l")
+    kind, name = ("workload", "") if selector else next(iter(given.items()), ("", ""))
     page = await control.list_events(
-        after=after or 0, limit=limit, subject_kind=kind, subject_id=name, newest=after is None
+        after=after or 0, limit=limit, subject_kind=kind, subject_id=name, newest=after is None, selector=selector
     )
     if not follow:
         if as_json:
             output.json_document(page)
         else:
-            empty = f"nothing after {after}" if after else "nothing has happened yet"
+            nothing = "no event of a workload that matches" if selector else "nothing has happened yet"
+            empty = f"nothing after {after}" if after else nothing
             output.table(_COLUMNS, [_row(event) for event in page.events], empty=empty)
         return
     for event in page.events:
         show(event, as_json=as_json)
     cursor = page.events[-1].cursor if page.events else page.next
-    watch = control.watch_events(after=cursor, subject_kind=kind, subject_id=name)
+    watch = control.watch_events(after=cursor, subject_kind=kind, subject_id=name, selector=selector)
     async with contextlib.aclosing(watch) as happening:
         async for event in happening:
             show(event, as_json=as_json)
-
-
-async def _selected_events(
-    control: ControlPlane, selector: str, *, follow: bool, after: int | None, limit: int, as_json: bool
-) -> None:
-    """The events of the workloads that match. Events do not carry labels, so each workload is looked up."""
-    matching = {view.workload_id for view in await selecting.select(control, selector=selector)}
-    newest = after is None
-    cursor = (await control.list_events(limit=1, newest=True)).next
-    pages = [
-        await control.list_events(
-            after=after or 0, limit=limit, subject_kind="workload", subject_id=name, newest=newest
-        )
-        for name in sorted(matching)
-    ]
-    found = sorted((event for page in pages for event in page.events), key=lambda event: event.cursor)
-    chosen = found[-limit:] if newest else found[:limit]
-    if not follow:
-        if as_json:
-            following = chosen[-1].cursor if chosen else cursor
-            output.json_document(
-                {"events": chosen, "next": following, "oldest": min((p.oldest for p in pages), default=0)}
-            )
-        else:
-            output.table(_COLUMNS, [_row(event) for event in chosen], empty="no event of a workload that matches")
-        return
-    for event in chosen:
-        show(event, as_json=as_json)
-    terms = parse_selector(selector, field="-l")
-    watch = control.watch_events(after=max([cursor, *(event.cursor for event in chosen)]), subject_kind="workload")
-    async with contextlib.aclosing(watch) as happening:
-        async for event in happening:
-            if event.subject_id not in matching:
-                with contextlib.suppress(NotFoundError):
-                    if terms.matches((await control.get_workload(event.subject_id)).labels):
-                        matching.add(event.subject_id)
-            if event.subject_id in matching:
-                show(event, as_json=as_json)
 
 
 def show(event: Event, *, as_json: bool = False) -> None:

@@ -8,6 +8,7 @@ outcome was unknown may have stored events that nobody published. Called by `sho
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -80,7 +81,7 @@ class EventFeed:
                         async for event in self._catch_up(query, cursor):
                             cursor = event.cursor
                             yield event
-                    elif newest.cursor > cursor and _matches(query, newest):
+                    elif newest.cursor > cursor and query.matches(newest):
                         yield newest
                     cursor = max(cursor, newest.cursor)
         finally:
@@ -88,14 +89,9 @@ class EventFeed:
 
     async def _catch_up(self, query: EventQuery, cursor: int) -> AsyncIterator[Event]:
         while True:
-            page = await self._store.events(EventQuery(cursor, PAGE, query.subject_kind, query.subject_id))
+            page = await self._store.events(dataclasses.replace(query, after=cursor, limit=PAGE))
             for event in page.events:
                 yield event
             if len(page.events) < PAGE:
                 return
             cursor = page.next
-
-
-def _matches(query: EventQuery, event: Event) -> bool:
-    kind = not query.subject_kind or query.subject_kind == event.subject_kind
-    return kind and (not query.subject_id or query.subject_id == event.subject_id)

@@ -16,6 +16,7 @@ from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
 from shoal.core.shape import MaxLength, find_problems
 from shoal.model.events import SubjectKind
 from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
+from shoal.model.selectors import parse_selector
 from shoal.model.workloads import DesiredState
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -127,15 +128,21 @@ def check_state(status: str, known: Sequence[str]) -> None:
         raise InvalidError([problem("status", status, f"must be one of {', '.join(known)}")])
 
 
-def event_query(after: int, limit: int, subject_kind: str, subject_id: str) -> EventQuery:
+def event_query(request: pb.ListEventsRequest | pb.WatchEventsRequest, *, limit: int = 0) -> EventQuery:
     """Read which events are asked for."""
     problems = []
-    if after < 0:
-        problems.append(problem("after", after, "must be 0 or more"))
+    subject_kind = request.subject_kind
+    if request.after < 0:
+        problems.append(problem("after", request.after, "must be 0 or more"))
     if not 0 <= limit <= MAX_EVENTS:
         problems.append(problem("limit", limit, f"must be between 0 and {MAX_EVENTS:,}"))
     if subject_kind not in SUBJECT_KINDS:
         problems.append(problem("subject_kind", subject_kind, f"must be one of {', '.join(SUBJECT_KINDS[1:])}"))
+    if request.selector and subject_kind not in ("", SubjectKind.WORKLOAD):
+        problems.append(problem("selector", request.selector, f"selects workloads, but subject_kind is {subject_kind}"))
     if problems:
         raise InvalidError(problems)
-    return EventQuery(after, limit or DEFAULT_EVENTS, subject_kind, subject_id)
+    selector = parse_selector(request.selector)
+    if selector.terms:
+        subject_kind = SubjectKind.WORKLOAD
+    return EventQuery(request.after, limit or DEFAULT_EVENTS, subject_kind, request.subject_id, selector=selector)

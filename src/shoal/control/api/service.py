@@ -496,7 +496,7 @@ class ControlService:
 
     async def list_events(self, request: pb.ListEventsRequest, _call: Call) -> pb.ListEventsResponse:
         """A part of the list of events."""
-        query = event_query(request.after, request.limit, request.subject_kind, request.subject_id)
+        query = event_query(request, limit=request.limit)
         page = await self._store.events(dataclasses.replace(query, newest=request.newest))
         events = [convert.event_to_proto(event) for event in page.events]
         kept = fitting(events, from_end=request.newest)
@@ -505,7 +505,7 @@ class ControlService:
 
     async def watch_events(self, request: pb.WatchEventsRequest, _call: Call) -> AsyncIterator[pb.Event]:
         """Events as they happen."""
-        query = event_query(request.after, 0, request.subject_kind, request.subject_id)
+        query = event_query(request)
         async for event in self._feed.follow(query):
             yield convert.event_to_proto(event)
 

@@ -34,8 +34,8 @@ def workload_event(record: WorkloadRecord, kind: EventKind, message: str, origin
         facts["node"] = record.node_id
     if record.group_id is not None:
         facts["group"] = record.group_id
-    name = record.workload_id
-    return Event(origin.at, SubjectKind.WORKLOAD, name, kind, message, origin.source, origin.cause, facts)
+    name, labels = record.workload_id, record.spec.labels
+    return Event(origin.at, SubjectKind.WORKLOAD, name, kind, message, origin.source, origin.cause, facts, labels)
 
 
 def group_event(record: GroupRecord, kind: EventKind, message: str, origin: Origin) -> Event:

@@ -22,6 +22,7 @@ from shoal.discovery.embedded.tree import Changes
 from shoal.model.events import Event
 from shoal.model.jobs import JobRecord
 from shoal.model.nodes import NodeRecord
+from shoal.model.selectors import Selector
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import GroupRecord, Observation, WorkloadRecord
 
@@ -106,6 +107,16 @@ class EventQuery:
     subject_id: str = ""
     #: The newest `limit` events instead of the first after the cursor; still in order of their cursors.
     newest: bool = False
+    #: Only events about workloads whose labels matched then.
+    selector: Selector = Selector()
+
+    def matches(self, event: Event) -> bool:
+        """Whether an event is about what is asked for; its cursor and `limit` do not count."""
+        return (
+            (not self.subject_kind or self.subject_kind == event.subject_kind)
+            and (not self.subject_id or self.subject_id == event.subject_id)
+            and self.selector.matches(event.labels)
+        )
 
 
 @dataclass(frozen=True, slots=True)

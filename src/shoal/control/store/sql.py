@@ -10,7 +10,8 @@ Called by `shoal.control.store.database` with a connection inside a transaction;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,12 +55,16 @@ from shoal.control.store.rows import (
     workload_from_row,
 )
 from shoal.core.errors import ConflictError, InternalError, ShoalError
+from shoal.model.events import Event
+from shoal.model.selectors import Selector
 from shoal.model.trust import JoinToken, SecretRecord
 
 T = TypeVar("T")
 
 MAX_PAGE = 10_000
 """The most events that one query returns."""
+SCANNED_AT_ONCE = 1000
+"""Events that are in memory while labels are looked for."""
 
 _KINDS = {
     "nodes": "node",
@@ -325,7 +330,12 @@ def read_events(connection: Connection, statements: Statements, query: EventQuer
         wanted = wanted.where(table.c.subject_id == searchable(query.subject_id))
     limit = max(0, min(query.limit, MAX_PAGE))
     order = table.c.cursor.desc() if query.newest else table.c.cursor.asc()
-    events = [event_from_row(row) for row in connection.execute(wanted.order_by(order).limit(limit))]
+    if query.selector.terms:
+        rows = connection.execute(wanted.order_by(order).execution_options(yield_per=SCANNED_AT_ONCE))
+        events = list(itertools.islice(_selected(rows, query.selector), limit))
+        rows.close()
+    else:
+        events = [event_from_row(row) for row in connection.execute(wanted.order_by(order).limit(limit))]
     if query.newest:
         events.reverse()
     last = connection.execute(statements.last_cursor).scalar_one()
@@ -334,6 +344,16 @@ def read_events(connection: Connection, statements: Statements, query: EventQuer
     exhausted = query.newest or len(events) < limit
     following = last if exhausted else (events[-1].cursor if events else query.after)
     return EventPage(events=tuple(events), next=following, oldest=oldest)
+
+
+def _selected(rows: Iterable[Any], selector: Selector) -> Iterator[Event]:
+    """The events with labels that match. Most that do not are passed over without being decoded."""
+    needed = [f'"{key}"' for key in selector.needed_keys]
+    for row in rows:
+        if all(key in row.document for key in needed):
+            event = event_from_row(row)
+            if selector.matches(event.labels):
+                yield event
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from shoal.core.errors import ConflictError, InternalError, PreconditionError, S
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.discovery.embedded import tree as trees
 from shoal.model.events import Event
+from shoal.model.selectors import parse_selector
 from shoal.testing.suites import store_records as values
 from shoal.testing.suites.store_records import event, group, node, observation, workload
 
@@ -525,6 +526,24 @@ class StoreSuite:
         assert [each.cursor for each in by_kind.events] == [2, 5]
         by_id = await store.events(EventQuery(subject_id="a", after=1))
         assert [each.cursor for each in by_id.events] == [2, 4]
+
+    async def test_events_of_labels(self, store: Store) -> None:
+        """Those whose labels matched then: the first ones after a cursor, or the newest, in order."""
+        labels = [{"app": "web"}, {}, {"app": "db"}, {"app": "web", "tier": "1"}, {"note": "app"}, {"app": "web"}]
+        await store.commit(Batch(events=tuple(event("a", labels=each) for each in labels)))
+
+        async def cursors(selector: str, **query: Any) -> tuple[list[int], int]:
+            page = await store.events(EventQuery(selector=parse_selector(selector), **query))
+            return [each.cursor for each in page.events], page.next
+
+        assert await cursors("app=web") == ([1, 4, 6], 6)
+        assert await cursors("app=web", limit=2) == ([1, 4], 4)
+        assert await cursors("app=web", limit=2, newest=True) == ([4, 6], 6)
+        assert await cursors("app=web", limit=1, after=1) == ([4], 4)
+        assert await cursors("app=web,!tier", subject_id="a") == ([1, 6], 6)
+        assert await cursors("app!=web") == ([2, 3, 5], 6)
+        assert await cursors("app") == ([1, 3, 4, 6], 6)
+        assert await cursors("tier in (2,3)") == ([], 6)
 
     async def test_a_subject_may_have_any_name(self, store: Store) -> None:
         """What somebody tried to use as an id can be told and found, whatever it was."""

@@ -13,6 +13,7 @@ import hashlib
 import json
 import types
 import typing
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
@@ -194,7 +195,9 @@ def observation(workload_id: str, *, message: str = "") -> Observation:
     return Observation(node_id=NodeId("n1"), status=status, observed_at=MOMENT)
 
 
-def event(subject_id: str, *, subject_kind: str = "workload", message: str = "") -> Event:
+def event(
+    subject_id: str, *, subject_kind: str = "workload", message: str = "", labels: Mapping[str, str] | None = None
+) -> Event:
     """An event."""
     return Event(
         time=MOMENT,
@@ -203,4 +206,5 @@ def event(subject_id: str, *, subject_kind: str = "workload", message: str = "")
         kind=EventKind.WORKLOAD_CREATED,
         message=message,
         source=EventSource.API,
+        labels=labels or {},
     )

@@ -364,6 +364,7 @@ def event_to_proto(event: Event) -> control.Event:
             source=event.source,
             cause=event.cause,
             facts=event.facts,
+            labels=event.labels,
         )
 
 
@@ -382,5 +383,6 @@ def event_from_proto(pb: control.Event, *, at: str = "") -> Event:
         source=pb.source,
         cause=pb.cause,
         facts=dict(pb.facts),
+        labels=dict(pb.labels),
         cursor=pb.cursor,
     )

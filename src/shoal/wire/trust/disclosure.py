@@ -220,7 +220,9 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.control.v1.PlannedPlacement": {_OPERATOR: "workload_id node_id rejections scores change"},
     "persys.control.v1.NodeScore": {_OPERATOR: "node_id score parts"},
     "persys.control.v1.ListEventsResponse": {_OPERATOR: "events next oldest"},
-    "persys.control.v1.Event": {_OPERATOR: "cursor time subject_kind subject_id kind message source cause facts"},
+    "persys.control.v1.Event": {
+        _OPERATOR: "cursor time subject_kind subject_id kind message source cause facts labels"
+    },
     "persys.control.v1.LogChunk": {_OPERATOR: "data stream time_ms position"},
     # Join tokens, certificates and secrets.
     "shoal.v1.CreateJoinTokenResponse": {_OPERATOR: "token view join_port"},

@@ -2860,6 +2860,26 @@ class Event(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CURSOR_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     SUBJECT_KIND_FIELD_NUMBER: _builtins.int
@@ -2869,6 +2889,7 @@ class Event(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     FACTS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     subject_kind: _builtins.str
     """node | workload | group | control"""
@@ -2884,6 +2905,10 @@ class Event(_message.Message):
     def time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def facts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The labels of the workload at that time; only in events about workloads."""
+
     def __init__(
         self,
         *,
@@ -2896,10 +2921,11 @@ class Event(_message.Message):
         source: _builtins.str = ...,
         cause: _builtins.str = ...,
         facts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cursor", b"cursor", "facts", b"facts", "kind", b"kind", "message", b"message", "source", b"source", "subject_id", b"subject_id", "subject_kind", b"subject_kind", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cursor", b"cursor", "facts", b"facts", "kind", b"kind", "labels", b"labels", "message", b"message", "source", b"source", "subject_id", b"subject_id", "subject_kind", b"subject_kind", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2914,6 +2940,7 @@ class ListEventsRequest(_message.Message):
     SUBJECT_KIND_FIELD_NUMBER: _builtins.int
     SUBJECT_ID_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     """Only events after this cursor."""
     limit: _builtins.int
@@ -2922,6 +2949,8 @@ class ListEventsRequest(_message.Message):
     subject_id: _builtins.str
     newest: _builtins.bool
     """The newest `limit` events instead of the first after the cursor."""
+    selector: _builtins.str
+    """Only events about workloads whose labels at that time match, such as "app=web,!spot"."""
     def __init__(
         self,
         *,
@@ -2930,10 +2959,11 @@ class ListEventsRequest(_message.Message):
         subject_kind: _builtins.str = ...,
         subject_id: _builtins.str = ...,
         newest: _builtins.bool = ...,
+        selector: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "newest", b"newest", "subject_id", b"subject_id", "subject_kind", b"subject_kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "newest", b"newest", "selector", b"selector", "subject_id", b"subject_id", "subject_kind", b"subject_kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2973,19 +3003,23 @@ class WatchEventsRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     SUBJECT_KIND_FIELD_NUMBER: _builtins.int
     SUBJECT_ID_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
     after: _builtins.int
     subject_kind: _builtins.str
     subject_id: _builtins.str
+    selector: _builtins.str
+    """As in ListEventsRequest."""
     def __init__(
         self,
         *,
         after: _builtins.int = ...,
         subject_kind: _builtins.str = ...,
         subject_id: _builtins.str = ...,
+        selector: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "subject_id", b"subject_id", "subject_kind", b"subject_kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "selector", b"selector", "subject_id", b"subject_id", "subject_kind", b"subject_kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
