@@ -10,12 +10,14 @@ import errno
 import mmap
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.core.disk.locks import FileLock
 from shoal.core.errors import ExhaustedError, InvalidError, NotFoundError, PreconditionError, UnavailableError, problem
 
 Bytes = npt.NDArray[np.uint8]
@@ -23,6 +25,9 @@ HUGE_PAGE = 1 << 21
 LINE = 64
 _MOST_ARENA = 1 << 26
 _NAME = re.compile(r"[a-z0-9-]{1,64}")
+#: What a writer may leave in its folder.
+_LEFT = re.compile(r"[a-z0-9-]{1,64}|\.[a-z0-9-]{1,64}\.part")
+_LOCK = "writer-lock"
 
 
 class Memory(Protocol):
@@ -94,18 +99,17 @@ def _map_anonymous(size: int) -> Bytes:
 class SharedMemory:
     """Files in a folder of shared memory, such as `/dev/shm/x`. One process writes, others read.
 
-    Room is taken when a file is made: a full file system is an error here and no signal later.
+    Room is taken when a file is made: a full file system is an error here and no signal later. The writer holds a lock
+    in the folder. What a killed writer left there is removed by the next one, which begins with an empty table.
     """
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
         try:
-            self._folder.mkdir(mode=0o700)
-        except FileExistsError:
-            raise PreconditionError(
-                f"shared memory {self._folder} exists already",
-                hint="another writer uses it, or was killed; remove it if no process does",
-            ) from None
+            self._lock = _claim(self._folder)
+            for left in self._folder.iterdir():
+                if left.name != _LOCK:
+                    left.unlink()
         except OSError as error:
             raise UnavailableError(f"shared memory {self._folder} cannot be made: {error.strerror}") from None
         self._names: set[str] = set()
@@ -148,15 +152,44 @@ class SharedMemory:
 
     def close(self) -> None:
         """Remove every file and the folder."""
+        if not self._lock.held:
+            return
         for name in tuple(self._names):
             self.free(name)
+        (self._folder / _LOCK).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
+        self._lock.release()
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise InvalidError([problem("name", name, f"must match {_NAME.pattern}")])
         return self._folder / name
+
+
+def _claim(folder: Path) -> FileLock:
+    """Make the folder, or take over that of a writer that is gone. Returns its lock, which is held."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        names = {each.name for each in folder.iterdir()} if stat.S_ISDIR(found.st_mode) else set()
+        own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        if not own or (names and _LOCK not in names) or not all(_LEFT.fullmatch(name) for name in names):
+            raise PreconditionError(
+                f"{folder} exists already and is no shared memory of this user",
+                hint="name a folder that does not exist",
+            )
+        lock = FileLock(folder / _LOCK, what=f"shared memory {folder}", hint="stop the other writer first")
+        try:
+            lock.acquire()
+        except UnavailableError:
+            if folder.exists():
+                raise
+            continue  # its writer has closed it meanwhile
+        if lock.is_in_place():
+            return lock
+        lock.release()
 
 
 def map_shared(folder: Path, name: str) -> Bytes:

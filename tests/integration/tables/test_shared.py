@@ -152,3 +152,94 @@ def test_a_reader_outlives_the_writer(tmp_path: Path) -> None:
         table.assign([1], np.ones((1, WIDTH), np.float32))
         reader = SharedTableReader(tmp_path / "t")
     assert (reader.lookup([1]) == 1).all()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Killed and started again
+
+LARGE = TableSettings((SliceSettings(2048, optimizer=Sgd(learning_rate=1.0)),), shards=1)
+SMALL = TableSettings((SliceSettings(1, optimizer=Sgd()),), shards=2)
+
+
+def full(ids: Any, number: int, width: int) -> np.ndarray:
+    """Rows that tell of which id and write they are."""
+    return np.repeat((np.asarray(ids) + 1000 * number).astype(np.float32)[:, None], width, axis=1)
+
+
+def write_for_ever(folder: str, work: str, ready: Any) -> None:
+    """A writer that spends nearly all of its time on one kind of work."""
+    table = EmbeddingTable(SMALL if work == "growth" else LARGE, memory=SharedMemory(folder))
+    ids, number = np.arange(40), 0
+    table.assign(ids, full(ids, 1, table.settings.dim))
+    ready.set()
+    while True:
+        number += 1
+        if work == "apply":  # every weight grows by 1,000, then falls again
+            table.apply(ids, np.full((40, 2048), 1000 if number % 2 == 0 else -1000, np.float32))
+        elif work == "removal":
+            table.remove(ids)
+            table.assign(ids, full(ids, 1, 2048))
+        else:
+            more = np.arange(1 << 14) + (number << 14)
+            table.assign(more, np.ones((more.size, 1), np.float32))
+
+
+def check(reader: SharedTableReader, ids: np.ndarray) -> int:
+    """Look ids up one by one, as some rows may stay half written. Returns how many were there; none may be torn."""
+    hits = 0
+    for each in ids.tolist():
+        with contextlib.suppress(UnavailableError):
+            (row,) = reader.lookup([each])
+            assert (row == row[0]).all()
+            assert row[0] == 0 or row[0] % 1000 == each
+            hits += int(row[0] != 0)
+    return hits
+
+
+@pytest.mark.parametrize("work", ["apply", "removal", "growth"])
+def test_a_killed_writer_is_started_again_in_its_folder(tmp_path: Path, work: str) -> None:
+    """Killed several times in the middle of its work. The reader is the same all the time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ids, folder, reader = np.arange(40), tmp_path / "t", None
+    for looks in (3, 30):
+        ready = context.Event()
+        writer = context.Process(target=write_for_ever, args=(str(folder), work, ready))
+        with ended([writer]):
+            writer.start()
+            assert ready.wait(100)
+            reader = reader or SharedTableReader(folder, patience=0.002)
+            assert sum(check(reader, ids) for _ in range(looks)) > 0 or work == "removal"
+            writer.kill()
+            writer.join()
+        check(reader, ids)
+    assert reader is not None
+    settings = TableSettings(SLICES, name="other")
+    with EmbeddingTable(settings, memory=SharedMemory(folder)) as table:
+        table.assign(ids, full(ids, 7, WIDTH))
+        assert np.array_equal(reader.lookup(ids), full(ids, 7, WIDTH))
+        assert (len(reader), reader.settings) == (40, settings)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("index-0-1", "index-0-1 has 64 bytes and not 4096"), ("rows-0-0", "rows-0-0 has 64 bytes"), ("headers", "headers"),
+])  # fmt: skip
+def test_files_that_are_too_short_are_an_error(tmp_path: Path, name: str, message: str) -> None:
+    with EmbeddingTable(TableSettings(SLICES, shards=1), memory=SharedMemory(tmp_path / "t")) as table:
+        table.assign([1], np.ones((1, WIDTH), np.float32))
+        # A copy: cutting a file that is mapped would end the process that maps it.
+        (tmp_path / "copy").mkdir()
+        for each in (tmp_path / "t").iterdir():
+            content = each.read_bytes()
+            (tmp_path / "copy" / each.name).write_bytes(content[:64] if each.name == name else content)
+    with pytest.raises(UnavailableError, match=message):
+        SharedTableReader(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("generation", [0, -1, 48, 2**62])
+def test_a_header_that_is_made_up_is_an_error(tmp_path: Path, generation: int) -> None:
+    with EmbeddingTable(TableSettings(SLICES, shards=1), memory=SharedMemory(tmp_path / "t")) as table:
+        table._shards.headers[0, places.GENERATION] = generation
+        with pytest.raises(UnavailableError, match="is of generation"):
+            SharedTableReader(tmp_path / "t")
