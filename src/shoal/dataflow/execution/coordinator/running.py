@@ -527,8 +527,9 @@ class _Attempt:
         """A task failed."""
         self._flow.fail(self, error)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, channel: str = "") -> None:
         """A task lost a peer, or its host is gone."""
+        del channel  # whose ends it has is known where the hosts are
         self._flow.lose(self, reason)
 
     def ended(self) -> None:

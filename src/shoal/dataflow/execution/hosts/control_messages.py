@@ -26,7 +26,7 @@ from shoal.dataflow.execution.hosts.error_texts import ErrorText
 from shoal.dataflow.execution.hosts.plain_values import BadFieldError, form_of
 from shoal.dataflow.language.settings import FlowSettings
 
-FORMAT = 4
+FORMAT = 5
 _MAGIC = b"SM"
 _HEADER = struct.Struct("<2sBBII")
 _SIZE = struct.Struct("<Q")
@@ -145,6 +145,8 @@ class HostHello:
     generation: int
     node: str
     host_id: str
+    #: Of its process: another one at the same place was started by its agent, after the one before had died.
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ class HostLost:
     """A task lost a peer: the tasks go back to the last checkpoint."""
 
     reason: str
+    #: The channel to that peer, where one is known.
+    channel: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,9 @@ class _Coordinator:
         self.is_good = False
         self.send(HostFailed(describe_error(error)))
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, channel: str = "") -> None:
         self.is_good = False
-        self.send(HostLost(reason))
+        self.send(HostLost(reason, channel))
 
     def ended(self) -> None:
         self.done.set()
@@ -125,6 +125,8 @@ def run_host(
     if not isinstance(build, BuildTasks):
         return 1
     os.environ[TASK_HOST_VARIABLE] = "1"
+    is_built = threading.Event()
+    threading.Thread(target=_live, args=(coordinator, is_built), name="signs of life", daemon=True).start()
     if build.directory:
         os.chdir(build.directory)
     if build.search_path:
@@ -150,6 +152,8 @@ def run_host(
     except BaseException as error:  # noqa: BLE001 - the coordinator raises it where the run is waited for
         coordinator.failed(error)
         return 1
+    finally:
+        is_built.set()
     coordinator.send(HostBuilt())
     while not isinstance(message := coordinator.receive(), RunTasks):
         if not isinstance(message, CommandTask):
@@ -169,6 +173,12 @@ def run_host(
         coordinator.send(HostEnded(host.counts()))
         _wait_for_end.wait(60)
     return 0
+
+
+def _live(coordinator: _Coordinator, is_built: threading.Event) -> None:
+    """Say that this process lives while it builds, which may take long."""
+    while not is_built.wait(HEARTBEAT):
+        coordinator.send(HostCounts((), {}))
 
 
 _wait_for_end = threading.Event()

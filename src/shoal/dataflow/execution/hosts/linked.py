@@ -11,6 +11,7 @@ import abc
 import contextlib
 import threading
 from collections.abc import Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,12 +51,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds without a sign of life after which a host is lost, and in which all have to be built.
+#: Seconds without a sign of life after which a host is lost; also while it builds, when it may hold the interpreter.
 SILENCE = 5.0
+BUILD_SILENCE = 10.0
+#: Seconds in which all have to be built.
 START = 120.0
+#: Seconds in which the others may say why one was lost while tasks were built.
+_REASON = 1.0
 _LAST_SECONDS = 5.0
 #: Seconds between two looks at who is silent.
 _LOOK = 0.5
+
+
+class HostLostError(UnavailableError):
+    """A host was lost while its tasks were built."""
 
 
 @dataclass(slots=True)
@@ -114,24 +123,49 @@ class LinkedHosts(abc.ABC):
             tasks = tuple(task for task in share.tasks if self._host_of[task] == number)
             blobs = dict(self._document.blobs)
             child.send(BuildTasks(replace(share, tasks=tasks), document, blobs, search_path, directory, brokers))
-        for number, child in self._children.items():
-            address = self._answer(child, HostListens).address
-            addresses |= {task: address for task, host in self._host_of.items() if host == number}
+        for number, listens in self._answers(HostListens).items():
+            addresses |= {task: listens.address for task, host in self._host_of.items() if host == number}
         for child in self._children.values():
             child.send(ConnectTasks(addresses))
-        for child in self._children.values():
-            self._answer(child, HostBuilt)
+        self._answers(HostBuilt)
+
+    def _answers(self, kind: type[T]) -> dict[int, T]:
+        """What every host answers while it is built. Raises what the first one failed with, and waits for nobody."""
+        children = list(self._children.values())
+        with ThreadPoolExecutor(len(children), "answers") as pool:
+            try:
+                answers = {child.number: pool.submit(self._answer, child, kind) for child in children}
+                done, others = wait(answers.values(), return_when=FIRST_EXCEPTION)
+                if others:  # one that lost its peer may be told of before the peer says what it failed with
+                    done |= wait(others, _REASON).done
+                errors = [error for each in done if (error := each.exception()) is not None]
+                if errors:
+                    raise next((each for each in errors if not isinstance(each, UnavailableError)), errors[0])
+                return {number: each.result() for number, each in answers.items()}
+            except BaseException:
+                for child in children:
+                    child.link.close()  # those that still wait
+                raise
 
     def _answer(self, child: Linked, kind: type[T]) -> T:
-        """What a host answers while it is built. Raises what it failed with."""
-        child.link.limit_reads(START)
-        answer = child.receive()
+        """What a host answers while it is built. Raises what it failed with, and `HostLostError`."""
+        ends_at = self._clock.monotonic() + START
+        child.link.limit_reads(BUILD_SILENCE)
+        while isinstance(answer := child.receive(), HostCounts) and self._clock.monotonic() < ends_at:
+            pass  # it lives, and builds
         child.link.limit_reads(None)
         if isinstance(answer, HostFailed):
-            raise rebuild_error(answer.error)
+            error = rebuild_error(answer.error)
+            if isinstance(error, PeerLostError):
+                self._unreached(str(error.facts.get("channel", "")))
+            raise error
         if not isinstance(answer, kind):
-            raise UnavailableError(f"task host {child.number} ended while its tasks were built")
+            raise HostLostError(f"task host {child.number} ended, or said nothing, while its tasks were built")
         return answer
+
+    def _unreached(self, channel: str) -> None:
+        """A task could not reach a peer by this channel, or lost it."""
+        del channel  # processes of one machine always reach each other
 
     def run(self) -> None:
         """Start the tasks."""
@@ -175,6 +209,7 @@ class LinkedHosts(abc.ABC):
             elif isinstance(message, HostFailed):
                 listener.failed(rebuild_error(message.error))
             elif isinstance(message, HostLost):
+                self._unreached(message.channel)
                 # The peer's own death is the better reason, and mostly there already.
                 listener.lost(message.reason)
             elif isinstance(message, TaskReport):

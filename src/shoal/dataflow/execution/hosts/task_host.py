@@ -42,8 +42,8 @@ class HostListener(Protocol):
         """A task failed; the others of this host are ending."""
         ...
 
-    def lost(self, reason: str) -> None:
-        """A task lost a peer that another host runs; the others of this host are ending."""
+    def lost(self, reason: str, channel: str = "") -> None:
+        """A task lost a peer that another host runs, by this channel; the others of this host are ending."""
         ...
 
     def ended(self) -> None:
@@ -162,7 +162,8 @@ class TaskHost:
         try:
             task.run()
         except ChannelLost as lost:
-            self._stop_all(partial(self._listener.lost, lost.error.message))
+            channel = str(lost.error.facts.get("channel", ""))
+            self._stop_all(partial(self._listener.lost, lost.error.message, channel))
         except Cancelled:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised where the run is waited for

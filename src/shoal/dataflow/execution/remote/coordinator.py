@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +22,7 @@ from shoal.core.errors import CorruptError, InvalidError, PreconditionError, Sho
 from shoal.dataflow.checkpoint.claim import JobRunsError
 from shoal.dataflow.connectors.topics.brokers import add_settings
 from shoal.dataflow.execution.coordinator.running import RunningFlow
+from shoal.dataflow.execution.hosts.linked import HostLostError
 from shoal.dataflow.execution.remote.board import Answer, Board
 from shoal.dataflow.execution.remote.code import open_code, plan_at_width
 from shoal.dataflow.execution.remote.hosts import RemoteHosts
@@ -29,7 +30,7 @@ from shoal.dataflow.execution.remote.series import CoordinatorSeries
 from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
 from shoal.dataflow.execution.remote.telling import StepTelling
 from shoal.dataflow.fleet import spec as specs
-from shoal.dataflow.fleet.reports import CoordinatorReport, Phase, encode
+from shoal.dataflow.fleet.reports import MOST_PAIRS, CoordinatorReport, Phase, encode
 from shoal.dataflow.fleet.spec import DataflowSpec
 from shoal.dataflow.fleet.workloads import BROKER_VARIABLE, CONTROL_PORT, SPEC_FILE
 from shoal.model.jobs import JobAction
@@ -89,6 +90,9 @@ class Life:
             except JobRunsError as error:
                 self._message = error.message
                 threading.Event().wait(_CLAIM)
+            except HostLostError as error:  # no loss of a host ends a job before its first epoch, either
+                log.warning("job %s could not begin and tries again: %s", self._spec.name, error)
+                self._message = error.message
             else:
                 self._message = ""
                 return
@@ -129,7 +133,9 @@ class Life:
         with self._lock:
             phase, message = self._end, self._message
         missing: Mapping[str, float] = {}
+        unreachable: Sequence[tuple[int, int]] = ()
         if phase is None:
+            unreachable = self._hosts.unreachable
             missing = {str(number): seconds for number, seconds in self._hosts.missing.items()}
             phase = Phase.STARTING if flow is None else Phase.RECOVERING if flow.is_recovering else Phase.RUNNING
             message = flow.last_loss if flow is not None and phase is Phase.RECOVERING else message
@@ -147,6 +153,7 @@ class Life:
             checkpoint=0 if counts is None else counts.checkpoints.last_number,
             recoveries=0 if flow is None else flow.recoveries,
             missing=missing,
+            unreachable=tuple((str(one), str(other)) for one, other in unreachable[:MOST_PAIRS]),
             message=message[:_MOST_MESSAGE],
             steps=() if counts is None else self._telling.tell(counts),
         )

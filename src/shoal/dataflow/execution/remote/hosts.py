@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import struct
 import threading
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from shoal.core.clock import Clock
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError, ShoalError, UnavailableError
+from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.topics.brokers import is_kafka
@@ -31,7 +33,7 @@ from shoal.dataflow.execution.hosts.control_messages import (
     decode_from_host,
     encode,
 )
-from shoal.dataflow.execution.hosts.linked import Linked, LinkedHosts
+from shoal.dataflow.execution.hosts.linked import HostLostError, Linked, LinkedHosts
 from shoal.dataflow.execution.hosts.task_host import HostListener
 from shoal.dataflow.execution.remote.connections import receive_peer
 from shoal.dataflow.execution.remote.surroundings import Surroundings
@@ -48,6 +50,11 @@ PING = 1.0
 _HELLO = 10.0
 _STALL = 10
 _BACKLOG = 128
+#: A pair of hosts that lost each other so often, with no longer time between, do not reach each other.
+_CUTS = 2
+_CUT_SECONDS = 60.0
+#: The name of a channel, as `shoal.dataflow.execution.routing` makes it: the edge, the task that writes, that reads.
+_CHANNEL = re.compile(r"\d+:(\d+)\.(\d+)>(\d+)\.(\d+)")
 
 
 @dataclass(slots=True)
@@ -58,6 +65,13 @@ class _Peer:
     link: ControlLink
     #: Whether it was given an epoch's work.
     is_used: bool = False
+
+    def hang_up(self) -> None:
+        """End it. One that is used has a thread that receives, which lets go of it."""
+        if self.is_used:
+            self.link.close()
+        else:
+            self.link.release()
 
 
 class RemoteHosts(LinkedHosts):
@@ -72,6 +86,10 @@ class RemoteHosts(LinkedHosts):
         self._present = threading.Condition()
         self._peers: dict[int, _Peer] = {}
         now = clock.monotonic()
+        #: The generation and the process of each host that was here last.
+        self._processes: dict[int, tuple[int, int]] = {}
+        #: Pairs of hosts that lost each other while both lived: how often, and when last.
+        self._cuts: dict[tuple[int, int], tuple[int, float]] = {}
         #: Since when each host that is not connected is away.
         self._away = dict.fromkeys(range(hosts), now)
         self._is_closed = threading.Event()
@@ -88,6 +106,28 @@ class RemoteHosts(LinkedHosts):
         now = self._clock.monotonic()
         with self._present:
             return {number: now - since for number, since in self._away.items()}
+
+    @property
+    def unreachable(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of hosts that reach this process and not each other."""
+        now = self._clock.monotonic()
+        with self._present:
+            found = [pair for pair, (count, at) in self._cuts.items() if count >= _CUTS and now - at < _CUT_SECONDS]
+        return tuple(sorted(found))
+
+    def _unreached(self, channel: str) -> None:
+        """Count it. A host that has died is a new process when it comes back, and what was counted of it is dropped."""
+        ends = _CHANNEL.fullmatch(channel)
+        if ends is None:
+            return
+        source, writer, target, reader = map(int, ends.groups())
+        pair = sorted(self._host_of.get(TaskId(*each), -1) for each in ((source, writer), (target, reader)))
+        if pair[0] < 0 or pair[0] == pair[1]:
+            return
+        now = self._clock.monotonic()
+        with self._present:
+            count, at = self._cuts.get((pair[0], pair[1]), (0, now))
+            self._cuts[pair[0], pair[1]] = (count + 1 if now - at < _CUT_SECONDS else 1, now)
 
     def _accept(self) -> None:
         while not self._is_closed.is_set():
@@ -122,11 +162,14 @@ class RemoteHosts(LinkedHosts):
             if before is not None and before.hello.generation > hello.generation:
                 log.warning("task host %d of an older generation was refused", hello.number)
                 return False
+            if self._processes.get(hello.number) != (hello.generation, hello.pid):
+                self._processes[hello.number] = (hello.generation, hello.pid)
+                self._cuts = {pair: each for pair, each in self._cuts.items() if hello.number not in pair}
             self._peers[hello.number] = _Peer(hello, link)
             self._away.pop(hello.number, None)
             self._present.notify_all()
         if before is not None:
-            before.link.close()
+            before.hang_up()
         return True
 
     def _leave(self, number: int, link: ControlLink) -> None:
@@ -136,6 +179,7 @@ class RemoteHosts(LinkedHosts):
             if peer is not None and peer.link is link:
                 del self._peers[number]
                 self._away[number] = self._clock.monotonic()
+                peer.hang_up()
         link.close()
 
     def _ping(self) -> None:
@@ -171,7 +215,7 @@ class RemoteHosts(LinkedHosts):
         except BaseException as error:
             self.end()
             if isinstance(error, PeerLostError):
-                raise UnavailableError(f"a task host was lost while tasks were built: {error.message}") from error
+                raise HostLostError(f"a task host was lost while tasks were built: {error.message}") from error
             raise
 
     def _gather(self) -> dict[int, _Peer]:
@@ -212,6 +256,9 @@ class RemoteHosts(LinkedHosts):
             self._server.close()
         with self._present:
             self._present.notify_all()
+            peers = list(self._peers.values())
+        for peer in peers:
+            peer.hang_up()
 
 
 def _check_brokers(plan: PreparedPlan) -> None:

@@ -146,7 +146,7 @@ class Search:
 
 def connect(around: Surroundings, search: Search, number: int) -> tuple[ControlLink, JoinEpoch, str]:
     """Wait until a coordinator gives this host work. Also returns the address of this end."""
-    hello = encode(HostHello(number, around.generation, around.node_id, around.host_id))
+    hello = encode(HostHello(number, around.generation, around.node_id, around.host_id, os.getpid()))
     for known in search.candidates():
         if known.term < search.known.term:
             continue  # it was replaced
