@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench.dataflow.memory import WINDOW_SECONDS, Counted
 from bench.dataflow.rows import BATCH_ROWS, SEED, make_batches
@@ -137,24 +138,27 @@ class Job:
     keys: int
     #: Rows in a second of event time.
     density: int
-    #: How often the rows are read, so that a run is long beside its start and its end.
-    times: int = 1
+    #: How many times as many rows are made, and how often each batch of them is read: a run is to be long beside its
+    #: start and its end.
+    made: int = 1
+    read: int = 1
 
 
 JOBS = {
-    "tumbling": Job(_windows, 1000, 1000, times=6),
-    "tumbling_many_keys": Job(_windows, 1_000_000, 200_000),
-    "sums": Job(_sums, 100_000, 1000, times=2),
+    "tumbling": Job(_windows, 1000, 1000, made=3, read=10),
+    "tumbling_many_keys": Job(_windows, 1_000_000, 200_000, made=2, read=2),
+    "sums": Job(_sums, 100_000, 1000, read=10),
 }
 
 
 def measure_often(rows: int, rounds: int) -> dict[str, dict[str, float]]:
     """Rows per second of each job with checkpoints and without, in turn."""
-    return {name: _take_turns(job, rows * job.times, rounds) for name, job in JOBS.items()}
+    return {name: _take_turns(job, rows * job.made, rounds) for name, job in JOBS.items()}
 
 
 def _take_turns(job: Job, rows: int, rounds: int) -> dict[str, float]:
-    batches = make_batches(rows, keys=job.keys, rows_per_second=job.density)
+    batches = _read_again(make_batches(rows, keys=job.keys, rows_per_second=job.density), job.read)
+    rows *= job.read
     rates: dict[str, list[float]] = {"with": [], "without": []}
     _run(job, batches[: max(1, len(batches) // 8)], with_checkpoints=True)
     for _ in range(rounds):
@@ -163,6 +167,18 @@ def _take_turns(job: Job, rows: int, rounds: int) -> dict[str, float]:
             _run(job, batches, with_checkpoints=label == "with")
             found.append(rows / (time.perf_counter() - began))
     return {label: statistics.median(found) for label, found in rates.items()}
+
+
+def _read_again(batches: Sequence[Any], times: int) -> list[Any]:
+    """The batches so many times one after the other, each time later. All but their times is shared."""
+    span = pc.max(batches[-1]["ts"]).cast(pa.int64()).as_py() + 1 - pc.min(batches[0]["ts"]).cast(pa.int64()).as_py()
+    return [_later(batch, span * turn) for turn in range(times) for batch in batches]
+
+
+def _later(batch: Any, by: int) -> Any:
+    index = batch.schema.get_field_index("ts")
+    times = pc.add(batch["ts"].cast(pa.int64()), by).cast(batch["ts"].type)
+    return batch.set_column(index, batch.schema.field(index), times)
 
 
 def _run(job: Job, batches: Sequence[Any], *, with_checkpoints: bool) -> None:

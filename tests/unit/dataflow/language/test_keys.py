@@ -113,6 +113,14 @@ def test_hashes_spread_evenly():
         assert counts.max() < 230
 
 
+@pytest.mark.parametrize("total", [1, 2, 100, 127, 128, 129, 32_768])
+def test_groups_are_the_rest_of_a_division(total: int):
+    hashes = np.array([0, 1, total - 1, total, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
+    groups = keying.groups_of(hashes, total)
+    assert groups.dtype == np.int64
+    assert groups.tolist() == [each % total for each in hashes.tolist()]
+
+
 def test_structs_are_keys_and_lists_are_not():
     array = pa.array([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, None, {"a": 1, "b": "x"}])
     hashes = hash_array(array)

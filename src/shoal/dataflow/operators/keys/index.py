@@ -90,7 +90,7 @@ class KeyIndex:
         # Floats are kept by their bits, which have another hash.
         is_kept = not self._unhashed and not any(pa.types.is_floating(kind) for kind in self._types)
         hashes = self._hashes[slots] if is_kept else keying.hash_arrays(self.take(slots))
-        return (hashes % np.uint64(total)).astype(np.int64)
+        return keying.groups_of(hashes, total)
 
     def compact(self, live: np.ndarray[Any, np.dtype[np.bool_]]) -> Integers:
         """Forget all keys but these. Returns the new slot for each old one, -1 for those that are gone."""
