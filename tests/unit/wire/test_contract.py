@@ -372,7 +372,7 @@ JOBS = {
         6 read string*""",
     "ReportJobResponse": """
         1 state string, 2 desired string, 3 action string, 4 request_number int64, 5 stop bool,
-        6 reports <string,bytes>""",
+        6 reports <string,bytes>, 7 taken_request int64""",
     "JobResponse": "1 job JobView",
     "JobView": """
         1 job_id string, 2 engine string, 3 format int32, 4 state string, 5 desired string, 6 message string,

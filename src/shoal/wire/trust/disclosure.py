@@ -245,7 +245,9 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         "created_at updated_at state_at taken_request",
     },
     "shoal.v1.JobRequestView": {_OPERATOR: "action number width operator stop cause"},
-    "shoal.v1.ReportJobResponse": {_MEMBERS_AND_OPERATOR: "state desired action request_number stop reports"},
+    "shoal.v1.ReportJobResponse": {
+        _MEMBERS_AND_OPERATOR: "state desired action request_number stop reports taken_request"
+    },
     # Blobs. The control plane has checked that the reader's own work names the blob.
     "shoal.v1.UploadArtifactResponse": {_OPERATOR: "stored"},
     "shoal.v1.DownloadArtifactResponse": {_CLIENTS: "size data"},
