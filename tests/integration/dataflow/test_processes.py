@@ -40,18 +40,22 @@ pytestmark = pytest.mark.integration
 __all__ = ["kafka_broker"]
 
 ROOT = Path(__file__).parents[3]
-#: What hosts come to; the others are the coordinator's.
+#: What hosts come to while tasks run, and while they are built; the others are the coordinator's.
 HOST_POINTS = [
     f"dataflow.{name}"
     for name in (
         "snapshot.before",
         "snapshot.after",
+        "upload.before",
+        "upload.after",
         "prepare.before",
         "prepare.after",
         "commit.before",
         "commit.after",
     )
 ]
+BUILD_POINTS = ["taskhost.build.before", "taskhost.build.after"]
+COORDINATOR = ("dataflow.start.", "dataflow.recover.", "dataflow.manifest.", "dataflow.publish.", "dataflow.record.")
 FEW = {"dataflow.snapshot.after", "dataflow.commit.before"}
 LONG = 120.0
 
@@ -154,11 +158,12 @@ def test_a_host_that_is_killed_on_kafka(jobs, kafka_broker: KafkaBroker, point, 
     job.check()
 
 
-def test_the_points_of_hosts_exist():
-    assert set(HOST_POINTS) <= set(faults.POINTS)
+def test_every_point_of_a_job_is_one_of_its_hosts_or_of_its_coordinator():
+    points = {name for name in faults.POINTS if name.startswith(("dataflow.", "taskhost."))}
+    assert {name for name in points if not name.startswith(COORDINATOR)} == {*HOST_POINTS, *BUILD_POINTS}
 
 
-@pytest.mark.parametrize("point", ["taskhost.build.before", "taskhost.build.after"])
+@pytest.mark.parametrize("point", BUILD_POINTS)
 def test_a_host_that_is_killed_while_tasks_are_built_again_is_replaced(jobs, point):
     job = jobs(SHOAL_FAULTS_HOST_0_EPOCH_1="dataflow.commit.before=kill@1", SHOAL_FAULTS_HOST_1_EPOCH_2=f"{point}=kill")
     assert job.wait() >= 2

@@ -275,7 +275,7 @@ def _queried(database: Any, has_table: str) -> list[dict[str, Any]]:
     return [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
 
 
-def _topic(at: Path) -> list[dict[str, Any]]:
+def read_topic(at: Path) -> list[dict[str, Any]]:
     place = TopicPartition("rows", 0)
     found: list[dict[str, Any]] = []
     with topics_of(str(at / "log")) as topics:
@@ -298,5 +298,5 @@ SINKS = (
     SinkCase("json", JsonLinesSink, lambda a, at: a.to_json(f"{at}/json/").node, _json),
     SinkCase("sqlite", SqlSink, lambda a, at: a.to_sql("rows", f"{at}/rows.sqlite").node, _sqlite),
     SinkCase("duckdb", SqlSink, lambda a, at: a.to_sql("rows", f"{at}/rows.duckdb").node, _duckdb),
-    SinkCase("topic", TopicSink, lambda a, at: a.to_kafka(f"{at}/log", "rows").node, _topic),
+    SinkCase("topic", TopicSink, lambda a, at: a.to_kafka(f"{at}/log", "rows").node, read_topic),
 )

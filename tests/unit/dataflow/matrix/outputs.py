@@ -84,7 +84,7 @@ def combinations(case: Case | SinkCase, width: int, interval: float) -> Iterator
         given = (*shapes, *shapes[1:])[:inputs]
         if Shape.SILENT in given and (number + INTERVALS.index(interval)) % 2:
             continue  # these runs are long: every second one at each interval
-        yield Combination(case, given, width, interval, point, _turn(point, given, number))
+        yield Combination(case, given, width, interval, point, turn_of(point, given, number))
 
 
 def _shapes_of(case: Case | SinkCase) -> list[tuple[Shape, ...]]:
@@ -99,7 +99,7 @@ def _shapes_of(case: Case | SinkCase) -> list[tuple[Shape, ...]]:
     ]
 
 
-def _turn(point: str, shapes: Sequence[Shape], number: int) -> int:
+def turn_of(point: str, shapes: Sequence[Shape], number: int) -> int:
     """The first or the second time. A start comes to its points once, and so does a short run to most of the others."""
     is_of_start = point.startswith(STARTING)
     is_long = not {Shape.TRICKLE, Shape.IDLE, Shape.SILENT}.isdisjoint(shapes)
@@ -114,7 +114,7 @@ def sample() -> Iterator[Combination]:
         found = [shapes[(number + place * (1 + number // 5)) % 5] for place in range(inputs)]
         given = (*found[:endless], *(Shape.TRICKLE if shape is Shape.SILENT else shape for shape in found[endless:]))
         point = POINTS[number % len(POINTS)]
-        turn = _turn(point, given, number // 2)
+        turn = turn_of(point, given, number // 2)
         yield Combination(case, given, WIDTHS[number % 3], INTERVALS[number // 2 % 2], point, turn)
 
 
