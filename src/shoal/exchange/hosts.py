@@ -5,6 +5,7 @@ Which of them leads to a peer is chosen by `shoal.exchange.places`. Task hosts m
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,7 +69,19 @@ def open_endpoint(path: str, gate: Gate, environment: Mapping[str, str]) -> Endp
         if all(environment.get(name) for name in ("SHOAL_CA", "SHOAL_CERT", "SHOAL_KEY")):
             paths = CredentialPaths(*(Path(environment[name]) for name in ("SHOAL_CA", "SHOAL_CERT", "SHOAL_KEY")))
             look = CredentialWatch(paths, now=SystemClock().wall).look
-        return HostEndpoint(environment.get("SHOAL_HOST_ID", ""), unix=unix, flight=FlightEndpoint(host, gate, look))
+        flight = FlightEndpoint(listening_address(host), gate, look, advertise=host)
+        return HostEndpoint(environment.get("SHOAL_HOST_ID", ""), unix=unix, flight=flight)
     except BaseException:
         unix.close()
         raise
+
+
+def listening_address(host: str) -> str:
+    """Where to listen so that others reach this process at `host`, which may be that of a router or a load balancer."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return "localhost" if host == "localhost" else "0.0.0.0"  # noqa: S104 - others come from other nodes
+    if address.is_loopback:
+        return host
+    return "[::]" if address.version == 6 else "0.0.0.0"  # noqa: S104 - as above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import tempfile
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, PreconditionError
 from shoal.exchange.flight.endpoint import FlightEndpoint
-from shoal.exchange.hosts import HOST_VARIABLE, HostEndpoint, open_endpoint
+from shoal.exchange.hosts import HOST_VARIABLE, HostEndpoint, listening_address, open_endpoint
 from shoal.exchange.inbox import Inbox
 from shoal.exchange.places import Place, Transport, choose, read_place
 from shoal.exchange.unix import UnixEndpoint
@@ -87,3 +88,20 @@ def test_peers_near_and_far_meet_in_one_inbox() -> None:
 def test_without_an_address_for_others_it_is_a_socket() -> None:
     with tempfile.TemporaryDirectory(prefix="sx") as folder, closing_all() as keep:
         assert isinstance(keep(open_endpoint(f"{folder}/0.sock", GATE, {})), UnixEndpoint)
+
+
+def test_a_host_behind_another_address_tells_that_one_and_listens_at_its_own() -> None:
+    # 192.0.2.1 is no address of this machine, as that of a router is none.
+    with tempfile.TemporaryDirectory() as folder, closing_all() as keep:
+        found = keep(open_endpoint(f"{folder}/0.sock", GATE, {HOST_VARIABLE: "192.0.2.1", "SHOAL_HOST_ID": "a"}))
+        host, _, port = read_place(found.address).flight.rpartition(":")
+        assert host == "192.0.2.1"
+        socket.create_connection(("127.0.0.1", int(port)), timeout=10).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"),
+    [("10.1.2.3", "0.0.0.0"), ("127.0.0.1", "127.0.0.1"), ("fd00::1", "[::]"), ("node-1", "0.0.0.0")],
+)
+def test_others_reach_a_host_unless_its_address_is_that_of_itself(host: str, listens: str) -> None:
+    assert listening_address(host) == listens
