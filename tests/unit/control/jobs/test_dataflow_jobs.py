@@ -1,12 +1,15 @@
 """Dataflow jobs in a whole control plane with hollow agents, in virtual time: groups, room, reports of processes."""
 
+import contextlib
 import json
 import time
 from datetime import timedelta
 
 import pytest
 
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError
+from shoal.core import faults
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError
+from shoal.core.tasks import task_scope
 from shoal.dataflow.fleet import DataflowEngine
 from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, encode
 from shoal.jobs.engine import Engines
@@ -16,6 +19,12 @@ from shoal.wire.pb.persys.control.v1.control_pb2 import ListEventsRequest
 from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    faults.disarm_all()
 
 
 @pytest.fixture
@@ -191,3 +200,123 @@ async def test_a_savepoint_is_answered_with_what_was_taken_in(kit):
     # One that begins after that does not make it again.
     answer = await say(kit, "j-coordinator", CoordinatorReport(Phase.STARTING))
     assert answer.taken_request == 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The control plane ends in the middle
+
+
+class Processes:
+    """The coordinator of the job and what it says, wherever it is placed and whichever control plane leads."""
+
+    def __init__(self, kit):
+        self._kit = kit
+        self._number = 0
+        #: The host that nobody reaches, in its first place.
+        self.lost = ""
+
+    async def run(self):
+        while True:
+            await self._kit.clock.sleep(0.5)
+            with contextlib.suppress(ShoalError, KeyError, AttributeError):  # there is no control plane, or no job
+                await self._speak()
+
+    async def _speak(self):
+        record = workload(self._kit, "j-coordinator")
+        heard = await say(self._kit, "j-coordinator")
+        deployed_for = int(record.spec.process.args[record.spec.process.args.index("--deployed-for") + 1])
+        stops = heard.action in ("rescale", "upgrade") or (heard.action == "savepoint" and heard.stop)
+        phase, missing = Phase.RUNNING, {}
+        if stops and heard.request_number > deployed_for:
+            phase = Phase.STOPPED
+        elif self.lost and workload(self._kit, f"j-host-{self.lost}").revision_id == "d1":
+            phase, missing = Phase.RECOVERING, {self.lost: 30.0}
+        self._number += 1
+        report = CoordinatorReport(
+            phase,
+            term=record.generation,
+            request=max(deployed_for, heard.request_number),
+            savepoint="/c/a.b/4",
+            checkpoint=self._number,
+            missing=missing,
+        )
+        await say(self._kit, "j-coordinator", report)
+
+
+CHANGES = {
+    "rescale": (Jobs.RESCALE, {"width": 3}),
+    "upgrade": (Jobs.UPGRADE, {"spec": spec(bundle="c" * 64)}),
+    "stop": (Jobs.SAVEPOINT, {"stop": True}),
+}
+
+
+EXPECTED = {
+    "place": {"j-coordinator": "d1", "j-host-0": "d1", "j-host-1": "d1"},
+    "recover": {"j-coordinator": "d1", "j-host-0": "d1", "j-host-1": "d1.1"},
+    "rescale": dict.fromkeys(("j-coordinator", "j-host-0", "j-host-1", "j-host-2"), "d2"),
+    "upgrade": dict.fromkeys(("j-coordinator", "j-host-0", "j-host-1"), "d2"),
+    "stop": {},
+}
+#: A fault point and the transition in which it ends; there is one request, and none for what is lost.
+ENDS = [(point, times) for point in faults.POINTS if point.startswith("jobs.") for times in (1, 2)]
+
+
+def revisions(fleet):
+    return {str(name): each.revision_id for name, each in fleet.workloads.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "point", "times"),
+    [
+        (change, point, times)
+        for change in EXPECTED
+        for point, times in ENDS
+        if point != "jobs.requested" or (times == 1 and change != "recover")
+    ],
+)
+async def test_another_leader_carries_on_from_every_point(kit, change, point, times):
+    """The control plane ends at a fault point of the n-th transition of a change; the next one finishes it."""
+    processes = Processes(kit)
+    reached = 0
+
+    def end(_name):
+        nonlocal reached
+        reached += 1
+        if reached == times:
+            raise _EndedError(point)
+
+    async with task_scope("processes") as scope:
+        speaking = scope.start(processes.run(), name="processes")
+        if change != "place":
+            await submit(kit)
+            await wait_state(kit, "Running")
+            await kit.clock.sleep(15)  # nothing is just starting
+        faults.arm(point, end)
+        try:
+            if change == "place":
+                await submit(kit)
+            elif change == "recover":
+                processes.lost = "1"
+            else:
+                method, more = CHANGES[change]
+                await kit.channel.call(method, method.request(job_id="j", **more))
+        except Exception:
+            assert point == "jobs.requested"
+        if point != "jobs.requested":
+            await kit.wait(lambda: reached >= times, what=f"{point} was reached {times} times")
+        faults.disarm_all()
+        await kit.stop_control()
+        await kit.start_control()
+        for number in range(3):
+            await kit.wait_node(f"n{number}", "Ready")
+        fleet = kit.plane.leadership.fleet
+        await kit.wait(lambda: revisions(fleet) == EXPECTED[change], what=f"{EXPECTED[change]}", seconds=120)
+        await wait_state(kit, "Stopped" if change == "stop" else "Running")
+        assert revisions(fleet) == EXPECTED[change]
+        assert fleet.jobs["j"].taken == fleet.jobs["j"].request.number
+        await kit.wait(lambda: kit.workflows.unfinished == {}, what="no workflow is left")
+        speaking.cancel()
+
+
+class _EndedError(Exception):
+    """Stands for the end of the process at a fault point."""
