@@ -113,11 +113,12 @@ class Stage:
         pod: str = "pod-1",
         *,
         find_versions: Callable[[str], frozenset[int]] = versions_in,
+        config: str = "model_config_list {}",
         **changes: object,
     ) -> AsyncIterator[tuple[LayoutAgent, FakeModelServer]]:
         parts = self.parts(self.settings(**changes), pod)
         (server,) = parts.deployment.servers
-        models = FakeModelServer("model_config_list {}")
+        models = FakeModelServer(config)
         await models.start(self.network.transport(f"{pod}-models"), f"127.0.0.1:{server.ports.grpc}")
         agent = LayoutAgent(parts, find_versions=find_versions)
         await agent.start()

@@ -11,10 +11,19 @@ import pytest
 
 from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
-from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.documents import write_record
+from shoal.discovery.models.records import DeployConfig
+from shoal.discovery.replicas.records import ModelState, ServerType
 from shoal.serving.agents import parts as parts_module
 from shoal.serving.agents.layout import LayoutAgent
-from shoal.serving.models.configs import model_names, parse_config, versions_in
+from shoal.serving.models.configs import (
+    config_text,
+    model_config,
+    model_names,
+    parse_config,
+    server_config,
+    versions_in,
+)
 from shoal.serving.resources import read_cpus
 from shoal.testing.runtimes import FakeRuntime
 from tests.unit.serving.conftest import shown_versions, until
@@ -183,6 +192,22 @@ async def test_a_directory_that_hangs_does_not_keep_the_others(stage, monkeypatc
         await until(lambda: agent.bound == {"m:entry", "m:ps_0", "m:ps_1"})
 
 
+async def test_an_adopted_model_server_keeps_models_whose_directories_cannot_be_read(stage, monkeypatch):
+    paths = await stage.declare("m", "entry", "other")
+    await stage.store.set("/gip/saved_models/m/other", write_record(DeployConfig(paths["other"], "latest")))
+    await stage.catalog.publish("m:*", "prod")
+    monkeypatch.setattr(LayoutAgent, "_is_running", lambda _self: True)
+
+    def find(path: str) -> frozenset[int]:
+        raise UnavailableError(f"{path}: the file system is away")
+
+    served = config_text(server_config([model_config("m:entry", paths["entry"])]))
+    async with stage.layout_agent(find_versions=find, config=served) as (agent, models):
+        await until(lambda: agent.bound == {"m:entry"})
+        assert agent.plan.waiting == ("m:other",)
+        assert ("m:entry", 1, ModelState.UNLOADING) not in models.models.transitions
+
+
 async def test_every_start_of_the_model_server_is_without_models(stage):
     await stage.declare("m", "entry")
     await stage.catalog.publish("m:entry", "prod")
@@ -320,11 +345,14 @@ async def test_one_lost_call_changes_no_binding(stage):
 
 async def test_a_model_server_that_does_not_answer_is_unbound(stage):
     await stage.declare("m", "entry")
-    async with stage.layout_agent() as (_, models):
+    async with stage.layout_agent() as (agent, models):
         await stage.catalog.publish("m:entry", "prod")
         await bound_in_tree(stage, [f"entry:{ME}"])
         models.fail_calls(UnavailableError("gone"))
-        await bound_in_tree(stage, [])
+        async with asyncio.timeout(20):
+            while await stage.bindings("m"):
+                agent._look.set()  # it is asked again at once
+                await asyncio.sleep(0.005)
         models.fail_calls(None)
         await bound_in_tree(stage, [f"entry:{ME}"])
 

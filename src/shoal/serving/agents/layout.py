@@ -235,7 +235,8 @@ class LayoutAgent:
                 continue
             entries, problems = chosen_entries(self._layout, self._parts.deployment.filters)
             looked = await self._look_for_versions(entries)
-            newest, empty = await asyncio.to_thread(self._choose_versions, entries, looked)
+            before = await self._served_before(entries) if self._adopted else frozenset()
+            newest, empty = await asyncio.to_thread(self._choose_versions, entries, looked, before)
             plan = plan_models(entries, problems, newest, empty=empty)
             if (plan.problems, plan.waiting) != told:
                 told = (plan.problems, plan.waiting)
@@ -268,10 +269,18 @@ class LayoutAgent:
                 unknown.append(path)
         return await self._directories.look(unknown, within=LOOK_SECONDS)
 
+    async def _served_before(self, entries: tuple[LayoutEntry, ...]) -> frozenset[str]:
+        """The models that a model server serves that was adopted."""
+        found = await self._client.statuses(str(entry.saved_model) for entry in entries)
+        return frozenset(name for name, status in found.items() if status.is_available)
+
     def _choose_versions(
-        self, entries: tuple[LayoutEntry, ...], looked: Found
+        self, entries: tuple[LayoutEntry, ...], looked: Found, served: frozenset[str]
     ) -> tuple[dict[SavedModel, int], set[SavedModel]]:
-        """The versions for `latest_once`, which stay while the model does, and the other models that have none."""
+        """The versions for `latest_once`, which stay while the model does, and the other models that have none.
+
+        What is served stays although its directory cannot be read now.
+        """
         newest: dict[SavedModel, int] = {}
         empty: set[SavedModel] = set()
         once = [entry for entry in entries if entry.config.version_policy == LATEST_ONCE]
@@ -300,7 +309,10 @@ class LayoutAgent:
                 unread[model] = error.message
                 if self._unread.get(model) != error.message:
                     log.warning("the versions of %s cannot be read: %s", model, error)
-                empty.add(model)
+                if str(model) in served:
+                    self._filled[model] = path
+                else:
+                    empty.add(model)
         self._unread = unread
         return newest, empty
 
