@@ -206,7 +206,9 @@ async def quick_fleet(tmp_path):
         await fleet.kill()
 
 
+# That it moves when its node is drained or cut off is shown in test_moved, too; here its node also dies.
 # Its own waits are longer than a test may usually take: they say what did not happen, and leave no process behind.
+@pytest.mark.long
 @pytest.mark.timeout(700)
 async def test_an_at_most_one_agent_moves_from_node_to_node(quick_fleet, tmp_path):
     fleet = quick_fleet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,32 @@ def test_programs_and_the_tree_are_checked_at_once(tmp_path):
         ("proxy_binary", "must name a program that can be executed"),
         ("zk_servers", "is required with deploy_type entry, which does not serve everything by itself"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("conf", "env", "said"),
+    [
+        ("bzid g\ndeploy_type unified\nagent_version 2\n", {}, "agent.conf:3: agent_version: must be 1 or 3"),
+        ("bzid g\ninclude agent.conf\n", {}, "must not include itself"),
+        (
+            "bzid g\ndeploy_type unified\nagent_version 3\nnum_shard 2\n",
+            {},
+            "SHARD_ID: is required: there are 2 shards",
+        ),
+        ("bzid g\ndeploy_type unified\nagent_version 3\n", {}, "zk_servers: is required"),
+        (
+            "bzid g\ndeploy_type unified\nagent_version 3\nzk_servers here\n",
+            {},
+            "agent.conf:4: zk_servers: must be HOST:PORT",
+        ),
+        (
+            "bzid g\nstand_alone_serving 1\nbase_name m\nbase_path /x\n",
+            {"MONOLITH_TFS_BINARY": "/no/such/program"},
+            "MONOLITH_TFS_BINARY: must name a program that exists",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_or_its_variable(tmp_path, conf, env, said):
+    (tmp_path / "agent.conf").write_text(conf)
+    with pytest.raises(InvalidError, match=re.escape(said)):
+        make_deployment(ServeOptions(str(tmp_path / "agent.conf"), tmp_path), {"MONOLITH_TFS_BINARY": "true", **env})
