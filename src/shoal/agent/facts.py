@@ -184,6 +184,8 @@ class WorkloadState:
     pid: int = 0
     #: Why it is in this stage, for people.
     note: str = ""
+    #: Set while its runtime is asked the same again: why, and when next.
+    trouble: RunTroubled | None = None
     #: Counts waits, so that the timer of an earlier wait is ignored.
     waits: int = 0
     #: Set while a run is stopped because it failed: why.
@@ -328,6 +330,9 @@ class RunTroubled:
     #: None when it is about the workload and not about a run.
     run_id: RunId | None
     message: str
+    #: NONE: it only takes long.
+    failure: FailureReason = FailureReason.NONE
+    again_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from shoal.model.execs import ExecEnd
 from shoal.model.resources import Resources
 from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
+from shoal.runtimes.compose import runtime as compose_runtime
 from shoal.runtimes.compose.command import ComposeCommand
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
@@ -530,7 +531,7 @@ async def test_a_project_comes_from_a_repository(
     await wait_output(runtime, b"two\n")
     with pytest.raises(RunError) as raised:
         await runtime.prepare(replace(run, spec=replace(spec, git_ref="missing")))
-    assert raised.value.transient
+    assert (raised.value.failure, raised.value.transient) == (FailureReason.INVALID_SPEC, False)
     assert "missing" in raised.value.message
 
 
@@ -568,6 +569,24 @@ async def test_a_taken_port_leaves_nothing(
     assert (raised.value.failure, raised.value.transient) == (FailureReason.NETWORK_ERROR, True)
     assert engine.containers() == []
     assert await runtime.list_runs() == ()
+
+
+async def test_a_command_that_takes_too_long_has_failed_and_leaves_nothing(
+    open_runtime: Callable[..., Awaitable[ComposeRuntime]],
+    engine: Engine,
+    command: ComposeCommand,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs = tmp_path / "hangs"
+    hangs.write_text(f'#!/bin/sh\n{" ".join(command.arguments)} "$@"\nexec sleep 1000\n')
+    hangs.chmod(0o755)
+    runtime = await open_runtime(command=ComposeCommand((str(hangs),)))
+    monkeypatch.setattr(compose_runtime, "_UP_SECONDS", 3.0)
+    with pytest.raises(RunError, match="hangs takes longer than 3 s") as raised:
+        await runtime.start(request({"db": SLEEP}))
+    assert (raised.value.failure, raised.value.transient) == (FailureReason.RUNTIME_ERROR, True)
+    assert engine.containers() == []
 
 
 #: What the engine has to make first for a project, and on a full disk cannot.

@@ -10,6 +10,7 @@ Owned by `shoal.agent.workloads.executor`, which posts commands, ends of runs an
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 import sqlite3
@@ -119,6 +120,9 @@ _LONG_FETCH = 2.0
 
 #: Seconds between two looks at a guest that boots.
 BOOT_INTERVAL = 0.5
+
+#: Errors of a disk that is full or broken.
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 #: Between two tries to get an answer out of a runtime, a full disk or the control plane.
 PATIENCE = Backoff(first=0.5, cap=15.0)
@@ -614,8 +618,9 @@ class WorkloadActor:
                 failures += 1
                 unexpected = not isinstance(error, ShoalError | OSError)
                 log.warning("workload %s: %s", self.workload_id, error, exc_info=error if unexpected else None)
-                self.post(RunTroubled(run_id, f"the runtime does not answer: {error}"))
-                await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
+                seconds = PATIENCE.delay(failures, self._around.entropy)
+                self.post(_trouble(run_id, error, again_at=self._around.clock.wall() + timedelta(seconds=seconds)))
+                await self._around.clock.sleep(seconds)
 
     @property
     def _body(self) -> Body:
@@ -708,6 +713,14 @@ class WorkloadActor:
 def ended(info: RunInfo) -> RunEnded:
     """The event that a run's end is."""
     return RunEnded(info.run_id, info.exit or Exit(unknown=True), info.last_output, info.ended_by)
+
+
+def _trouble(run_id: RunId | None, error: Exception, *, again_at: datetime) -> RunTroubled:
+    """What it means that a runtime gave no answer: it is away, or the disk of the agent takes nothing."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+        return RunTroubled(run_id, f"the agent cannot write: {error}", FailureReason.STORAGE_ERROR, again_at)
+    return RunTroubled(run_id, f"the runtime does not answer: {error}", FailureReason.RUNTIME_ERROR, again_at)
 
 
 def _replace_failed(run_id: RunId, sha256: bytes, error: Exception) -> ReplaceFailed:

@@ -238,7 +238,7 @@ def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -
 
 def _on_trouble(state: WorkloadState, event: RunTroubled, moment: Moment) -> Step:
     del moment
-    return Step(replace(state, note=event.message))
+    return Step(replace(state, note=event.message, trouble=None if event.failure is FailureReason.NONE else event))
 
 
 def _on_start_refused(state: WorkloadState, event: StartRefused, moment: Moment) -> Step:
@@ -642,7 +642,7 @@ def _move(step: Step, stage: Stage, moment: Moment, *, note: str = "") -> Step:
             workload_id=step.state.intent.workload_id,
             state=step.state,
         )
-    return replace(step, state=replace(step.state, stage=stage, since=moment.now, note=note))
+    return replace(step, state=replace(step.state, stage=stage, since=moment.now, note=note, trouble=None))
 
 
 def _still_asked_for(state: WorkloadState) -> bool:

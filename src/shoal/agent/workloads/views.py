@@ -47,6 +47,8 @@ def status_of(state: WorkloadState) -> RunStatus:
     ended = progress.ended
     failure = progress.failure if failing else FailureReason.NONE
     next_at = progress.next_start_at if state.stage is Stage.WAITING else None
+    if state.trouble is not None and report is RunState.PENDING:
+        failure, next_at = state.trouble.failure, state.trouble.again_at
     if state.replacement is not None:
         failure, next_at = state.replacement.failure, state.replacement.next_at
     return RunStatus(

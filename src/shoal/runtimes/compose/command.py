@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.clock import Clock
-from shoal.core.errors import ShoalError, UnavailableError
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ComposeCommand:
         seconds: float,
         lock: int = -1,
     ) -> None:
-        """Run one subcommand of a project in its folder. Raises `ComposeError` and `UnavailableError`.
+        """Run one subcommand of a project in its folder. Raises `ComposeError`, `DeadlineError`, `UnavailableError`.
 
         `engine` is the address of the engine; `lock` a descriptor that the command holds while it runs.
         """
@@ -107,7 +107,7 @@ async def find_command() -> ComposeCommand | None:
         words = (*_PLUGIN, "version") if candidate == _PLUGIN else (candidate[0], "version")
         try:
             output, status = await _call(words, Path("/"), dict(os.environ), _PROBE_SECONDS)
-        except UnavailableError as error:
+        except (UnavailableError, DeadlineError) as error:
             log.warning("%s is left out: %s", candidate[0], error.message)
             continue
         if candidate == _PLUGIN:
@@ -186,7 +186,7 @@ async def _call(
             output = await _communicate(process, given)
             await process.wait()
     except TimeoutError as error:
-        raise UnavailableError(f"{' '.join(words[:2])} takes longer than {seconds:.0f} s") from error
+        raise DeadlineError(f"{Path(words[0]).name} takes longer than {seconds:.0f} s", seconds=seconds) from error
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

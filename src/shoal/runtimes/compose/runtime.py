@@ -508,6 +508,9 @@ class ComposeRuntime:
             await self._command.run(
                 name, content, words, folder=folder, engine=api.address, seconds=_UP_SECONDS, lock=lock
             )
+        except DeadlineError as error:
+            # With everything that it had started it is dead: what it has made is removed, and made again later.
+            raise RunError(error.message, failure=FailureReason.RUNTIME_ERROR, transient=True) from error
         except ComposeError as error:
             if words == _BUILD:
                 raise build_error(error) from error

@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,20 @@ FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-comp
 #: The directory of the projects in an agent's data directory.
 PROJECTS = "projects"
 _GIT_SECONDS = 120.0
+
+#: What git says, and what it means. Each is provoked on a real git; anything else is RUNTIME_ERROR, and tried again.
+GIT_SENTENCES: tuple[tuple[str, FailureReason, bool], ...] = (
+    ("No space left on device", FailureReason.STORAGE_ERROR, True),
+    ("couldn't find remote ref", FailureReason.INVALID_SPEC, False),
+    ("does not appear to be a git repository", FailureReason.INVALID_SPEC, False),
+    ("repository '[^']*' not found", FailureReason.INVALID_SPEC, False),
+    ("transport '[^']*' not allowed", FailureReason.INVALID_SPEC, False),
+    ("Could not resolve host", FailureReason.NETWORK_ERROR, True),
+    ("Failed to connect to", FailureReason.NETWORK_ERROR, True),
+    ("unable to connect to", FailureReason.NETWORK_ERROR, True),
+    (r"The requested URL returned error: 5\d\d", FailureReason.NETWORK_ERROR, True),
+    ("Empty reply from server", FailureReason.NETWORK_ERROR, True),
+)
 
 
 def inline_text(spec: ComposeSpec) -> str:
@@ -82,6 +97,23 @@ def _read_text(path: Path) -> str:
 
 async def fetch(spec: ComposeSpec, folder: Path) -> Path:
     """Fetch a repository at its ref below `folder` and return the compose file. Raises `RunError`."""
+    try:
+        target = await _fetch(spec, folder)
+    except OSError as error:
+        raise RunError(
+            f"the repository cannot be stored: {error}", failure=FailureReason.STORAGE_ERROR, transient=True
+        ) from error
+    for name in FILE_NAMES:
+        if await asyncio.to_thread((target / name).is_file):
+            return target / name
+    raise RunError(
+        f"{spec.git_repo} has no compose file at {spec.git_ref or 'HEAD'}",
+        failure=FailureReason.INVALID_SPEC,
+        hint=f"its name must be one of {', '.join(FILE_NAMES)}",
+    )
+
+
+async def _fetch(spec: ComposeSpec, folder: Path) -> Path:
     staging = folder / ".fetch"
     await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
     await asyncio.to_thread(staging.mkdir, mode=0o700, parents=True)
@@ -96,14 +128,7 @@ async def fetch(spec: ComposeSpec, folder: Path) -> Path:
     finally:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
-    for name in FILE_NAMES:
-        if await asyncio.to_thread((target / name).is_file):
-            return target / name
-    raise RunError(
-        f"{spec.git_repo} has no compose file at {spec.git_ref or 'HEAD'}",
-        failure=FailureReason.INVALID_SPEC,
-        hint=f"its name must be one of {', '.join(FILE_NAMES)}",
-    )
+    return target
 
 
 async def _git(folder: Path, *words: str) -> str:
@@ -141,6 +166,12 @@ async def _git(folder: Path, *words: str) -> str:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        words_of_git = errors.decode(errors="replace").strip()[-500:]
-        raise RunError(f"git {words[0]}: {words_of_git}", failure=FailureReason.NETWORK_ERROR, transient=True)
+        raise git_error(words[0], errors.decode(errors="replace").strip())
     return output.decode(errors="replace")
+
+
+def git_error(word: str, said: str) -> RunError:
+    """What a git command has failed with. Pure."""
+    known = ((failure, transient) for pattern, failure, transient in GIT_SENTENCES if re.search(pattern, said))
+    failure, transient = next(known, (FailureReason.RUNTIME_ERROR, True))
+    return RunError(f"git {word}: {said[-500:]}", failure=failure, transient=transient)

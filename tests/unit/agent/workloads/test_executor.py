@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from datetime import timedelta
 
 import pytest
@@ -578,3 +579,24 @@ async def test_a_deleted_workload_ends_a_run_that_its_runtime_found_late(tmp_pat
         await kit.settle(5)
         assert kit.machine.alive("w") == []
         assert not kit.knows()
+
+
+async def test_a_start_that_the_agent_s_disk_keeps_from_its_answer_says_so(tmp_path):
+    """With the reason and the time of the next try, and only until there is room again."""
+    async with opened(tmp_path) as kit:
+        error = UnavailableError("run w.1 cannot be written down: no space left")
+        error.__cause__ = OSError(errno.ENOSPC, "no space left")
+        kit.machine.outage = error
+        await kit.apply()
+        await kit.settle(20)
+        status = kit.status()
+        assert (status.state, status.failure) == (RunState.PENDING, FailureReason.STORAGE_ERROR)
+        assert status.next_restart_at > kit.clock.wall()
+        assert status.message == "the agent cannot write: run w.1 cannot be written down: no space left"
+        kit.machine.outage = UnavailableError("the engine is down")
+        await kit.settle(20)
+        assert kit.status().failure is FailureReason.RUNTIME_ERROR
+        kit.machine.outage = None
+        await kit.settle(20)
+        status = kit.status()
+        assert (status.state, status.failure, status.next_restart_at) == (RunState.RUNNING, FailureReason.NONE, None)

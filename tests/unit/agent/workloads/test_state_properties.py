@@ -155,7 +155,9 @@ class OneWorkload(RuleBasedStateMachine):
     def run_it(self, run_id):
         assert run_id not in self.alive
         assert run_id not in self.ended
-        self.alive[run_id] = self.state.intent.spec_sha256
+        # As it was decided, whatever was asked for since.
+        assert run_id == self.state.progress.run_id
+        self.alive[run_id] = self.state.progress.run_sha256
 
     @precondition(lambda self: self.alive)
     @rule(code=st.sampled_from([0, 0, 1]), by_deadline=st.booleans(), told=st.booleans())

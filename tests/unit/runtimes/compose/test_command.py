@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.runtimes.compose.command import ComposeCommand, ComposeError, candidates, find_command, is_new_enough, locked
 
 PROJECT = {"services": {"web": {"image": "a", "environment": {"PASSWORD": "hunter2"}}}}
@@ -75,7 +75,7 @@ async def test_one_that_does_not_read_its_input_is_no_error(tmp_path: Path) -> N
 
 
 async def test_one_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="takes longer"):
+    with pytest.raises(DeadlineError, match="compose takes longer"):
         await run(command(tmp_path, "echo $$ > pid; exec sleep 1000"), tmp_path, seconds=0.5)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
