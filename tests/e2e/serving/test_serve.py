@@ -22,7 +22,7 @@ from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from shoal.serving.config.deployment import free_ports
 from shoal.serving.models.client import ModelServerClient, string_tensor
 from shoal.wire.sockets.channel import GrpcTransport
-from tests.peers.monolith import ENTRY, HeartbeatClient
+from tests.peers.monolith import ENTRY, PS, HeartbeatClient
 
 pytestmark = pytest.mark.e2e
 
@@ -46,8 +46,13 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
     conf = (
         f"deploy_type unified # one server\nagent_version 3\nbzid {bzid}\nzk_servers {zookeeper}\nlayout_pattern prod\n"
     )
-    served = serve("pod-1", f"{conf}layout_filters entry\nlayout_filters ps_{{i}}; i % 2 == 1\n")
-    ready = await served.start("--drain", "2s")
+    broken = tmp_path / "broken"
+    served = serve(
+        "pod-1",
+        f"{conf}layout_filters entry\nlayout_filters ps_{{i}}; i % 2 == 1\n",
+        SHOAL_FAKE_BROKEN_MODELS=str(broken),
+    )
+    ready = await served.start("--drain", "3s")
     address = f"127.0.0.1:{ready['servers']['unified']}"
     await catalog.publish("m:*", "prod")
     await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": [address]})
@@ -71,15 +76,6 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
         ("m:ps_1", 3, "AVAILABLE"),
     ]
 
-    # The model server is killed: it is started again and bound again.
-    (server,) = served.model_servers()
-    server.kill()
-    await asyncio.to_thread(psutil.wait_procs, [server])
-    async with asyncio.timeout(60):
-        while not served.model_servers():
-            await asyncio.sleep(0.05)
-    await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": [address]})
-
     # What Monolith's client inside the model server asks the agent, at `localhost:$PORT2`.
     (environment,) = [each.environ() for each in served.model_servers()]
     beside = HeartbeatClient(f"localhost:{environment['PORT2']}")
@@ -88,8 +84,19 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
     assert [beside.peers("m", name) for name in ("entry", "ps_0", "ps_1")] == [[address], [], [address]]
     assert await beside.get_replicas(ENTRY, 0, "m") == [address]
 
-    await catalog.unpublish("m:ps_1", "prod")
+    # The model server is killed, and one of its models is damaged meanwhile: it serves the other.
+    broken.write_text("m:ps_1\n")
+    (server,) = served.model_servers()
+    server.kill()
+    await asyncio.to_thread(psutil.wait_procs, [server])
+    async with asyncio.timeout(60):
+        while not served.model_servers():
+            await asyncio.sleep(0.05)
     await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": []})
+    async with asyncio.timeout(60):
+        while "model m:ps_1 cannot be loaded: the export is damaged" not in served.log():
+            await asyncio.sleep(0.05)
+    await catalog.unpublish("m:ps_1", "prod")
 
     # SIGTERM: every address is withdrawn, calls are answered while peers notice, then everything ends.
     stopping = asyncio.ensure_future(served.stop())
@@ -99,8 +106,7 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
     client = ModelServerClient(GrpcTransport().connect(address))
     scored = await client.predict("m:entry", {"instances": string_tensor([b"row"])})
     assert scored.model_spec.version.value == 3
-    await served.answers({"m:entry": [], "m:ps_0": [], "m:ps_1": []})
-    assert not stopping.done()
+    assert (await beside.heart_beat(PS)).keys() == {"m:entry", "m:ps_0", "m:ps_1"}
     await client.close()
     assert await stopping == 0, served.log()
     assert served.model_servers() == []
