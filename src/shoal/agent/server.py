@@ -18,7 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.agent.contact.control_client import ControlClient
-from shoal.agent.contact.registration import Registration, RegistrationState
+from shoal.agent.contact.ownership import OwnershipDesk
+from shoal.agent.contact.registration import Registration
+from shoal.agent.contact.states import RegistrationState
 from shoal.agent.contact.terms import Terms
 from shoal.agent.exec_service import ExecHandlers
 from shoal.agent.job_series import JobSeries
@@ -116,7 +118,8 @@ class Agent:
         self._scope = TaskScope("agent")
         self._changed = Signal()
         self._contact = Contact(self.clock)
-        self._client: ControlClient | None = None
+        self._client = ControlClient(transport, settings.control_addresses) if settings.control_addresses else None
+        self._is_stopping = False
         self._threads = database_threads
         self._certificates: WorkloadCertificates | None = None
         self._executor: Executor | None = None
@@ -183,8 +186,7 @@ class Agent:
         if self._server is not None:
             await self._server.stop()
         if self._executor is not None and self.settings.stop_workloads_on_exit:
-            if self._handlers is not None:  # commands still come through the stream
-                self._handlers.refuses_commands = True
+            self._is_stopping = True  # commands still come through the stream
             await self._scope.close()
             stopped = await self._executor.stop_all(self.settings.stop_grace.total_seconds())
             if self._registration is not None:
@@ -205,6 +207,7 @@ class Agent:
             database=self._database,
             runtimes=await self._runtimes(settings, NodeId(node.node_id)),
             contact=self._contact,
+            ownership=OwnershipDesk(self._client, self._contact).ask,
             clock=self.clock,
             entropy=self.entropy,
             changed=self._changed.set,
@@ -230,8 +233,8 @@ class Agent:
         await self._watch.look()
         await self._serve(self._executor, self._watch)
         self._scope.start(self._watch.run(), name="health")
-        if settings.control_addresses:
-            await self._begin_registration(self._watch, node)
+        if self._client is not None:
+            await self._begin_registration(self._client, self._watch, node)
         else:
             log.warning("this agent stands alone: it registers nowhere")
 
@@ -245,6 +248,7 @@ class Agent:
             metrics=self.metrics,
             terms=self._terms,
             next_heartbeat=self._next_heartbeat,
+            is_stopping=lambda: self._is_stopping,
         )
         exec_handlers = ExecHandlers(executor, check_call=self._handlers.check_call)
         self._services = (
@@ -275,18 +279,13 @@ class Agent:
     def _next_heartbeat(self) -> HeartbeatMark:
         return self._registration.next_heartbeat() if self._registration is not None else HeartbeatMark(NO_SESSION, 0)
 
-    async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
+    async def _begin_registration(self, client: ControlClient, watch: NodeWatch, node: NodeSelf) -> None:
         previous = await self._database.read(partial(intents.get_meta, key="session"))
         assert self._terms is not None  # noqa: S101 it serves already
-        self._client = ControlClient(
-            self._transport,
-            self.settings.control_addresses,
+        self._registration = Registration(
+            client=client,
             services=self._services,
             stream_only=self.settings.no_listen,
-            observer=self.metrics,
-        )
-        self._registration = Registration(
-            client=self._client,
             spec=lambda: self._node_spec(node, watch.offered_types),
             reports=watch,
             contact=self._contact,
@@ -308,34 +307,36 @@ class Agent:
         from shoal.agent.contact.renewal import Renewal
         from shoal.wire.trust.credentials import CredentialPaths
 
-        client = ControlClient(self._transport, self.settings.control_addresses)
         paths = CredentialPaths.within(self.settings.credentials_dir)
-        renewal = Renewal(paths, client, clock=self.clock, entropy=self.entropy)
+        renewal = Renewal(paths, self._connect, clock=self.clock, entropy=self.entropy)
         self._scope.start(renewal.run(), name="renewal")
 
     def _make_certificates(self) -> WorkloadCertificates | None:
         """Gets certificates for workloads; None for an agent without a certificate or a control plane."""
-        identity, addresses = self._transport.identity, self.settings.control_addresses
-        if identity is None or not addresses:
+        identity = self._transport.identity
+        if identity is None or not self.settings.control_addresses:
             return None
         return WorkloadCertificates(
             self.settings.directory,
             agent=identity,
-            connect=lambda: ControlClient(self._transport, addresses),
+            connect=self._connect,
             clock=self.clock,
             entropy=self.entropy,
             threads=self._threads,
         )
 
+    def _connect(self) -> ControlClient:
+        """A connection of its own for a few calls."""
+        return ControlClient(self._transport, self.settings.control_addresses)
+
     def _make_artifacts(self) -> ArtifactCache | None:
         """Fetches artifacts for workloads; None for an agent without a control plane."""
-        addresses = self.settings.control_addresses
-        if not addresses:
+        if not self.settings.control_addresses:
             return None
         return ArtifactCache(
             self.settings.directory,
             most_bytes=self.settings.artifacts_gb << 30,
-            connect=lambda: ControlClient(self._transport, addresses),
+            connect=self._connect,
             in_use=self._named_artifacts,
             threads=self._threads,
         )
@@ -349,8 +350,8 @@ class Agent:
         if self._http is not None:
             await self._http.stop()
         await self._scope.close()
-        if self._client is not None:
-            await self._client.close()
+        if self._registration is not None:
+            await self._registration.close()
         if self._executor is not None:
             await self._executor.close()
         if self._found is not None:

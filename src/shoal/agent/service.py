@@ -57,6 +57,7 @@ class AgentHandlers:
         metrics: AgentMetrics,
         terms: Terms,
         next_heartbeat: Callable[[], HeartbeatMark] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._executor = executor
         self._next_heartbeat = next_heartbeat or (lambda: HeartbeatMark(NO_SESSION, 0))
@@ -64,8 +65,7 @@ class AgentHandlers:
         self._health = health
         self._version = version
         self._metrics = metrics
-        #: Whether the agent is stopping: a new command would not be carried out.
-        self.refuses_commands = False
+        self._is_stopping = is_stopping
 
     async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
         """Run or stop a workload as the request says."""
@@ -190,7 +190,7 @@ class AgentHandlers:
 
     async def _check_term(self, call: Call) -> None:
         """Refuse commands of a control plane that no longer leads. A foreign scheduler has no term."""
-        if self.refuses_commands:
+        if self._is_stopping():  # a new command would not be carried out
             raise UnavailableError("this agent is stopping")
         said = call.metadata.get(TERM_HEADER, "")
         if not said:

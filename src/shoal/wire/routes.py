@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from shoal.core.errors import DeadlineError, InvalidError, NotLeaderError, ShoalError, UnavailableError, problem
 from shoal.wire.addresses import parse_address
+
+T = TypeVar("T")
+W = TypeVar("W", bound="Way")
 
 MAX_HOPS = 3
 """How often one call follows from a control plane to the one that it names as the leader."""
@@ -59,6 +63,39 @@ class ControlAddresses:
             return False
         self.use(leader)
         return True
+
+
+class Way(Protocol):
+    """A connection to one of several control planes, for a few calls."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Those that can be tried, the one in use first."""
+        ...
+
+    async def use_next(self) -> None:
+        """Move on to the next address."""
+        ...
+
+    async def close(self) -> None:
+        """Close it."""
+        ...
+
+
+async def ask_in_turn(connect: Callable[[], W], ask: Callable[[W], Awaitable[T]]) -> T:
+    """Ask over a connection of its own; a control plane that cannot answer is followed by the next, each once."""
+    way = connect()
+    try:
+        for _ in way.addresses[1:]:
+            try:
+                return await ask(way)
+            except ShoalError as error:
+                if not error.retryable and not isinstance(error, NotLeaderError):
+                    raise
+            await way.use_next()
+        return await ask(way)
+    finally:
+        await way.close()
 
 
 class Route:

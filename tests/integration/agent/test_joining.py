@@ -417,7 +417,7 @@ async def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over(pla
     channel = transport.connect(place.plane.address)
     assert (await channel.call(AgentControl.REGISTER_NODE, request)).accepted
     await channel.close()
-    renewing = asyncio.ensure_future(Renewal(paths, client, clock=clock, entropy=SystemEntropy()).run())
+    renewing = asyncio.ensure_future(Renewal(paths, lambda: client, clock=clock, entropy=SystemEntropy()).run())
     try:
         async with asyncio.timeout(30):
             while paths.cert.read_bytes() == pair.cert:

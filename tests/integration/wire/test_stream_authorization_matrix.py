@@ -15,6 +15,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.agent.contact.control_client import ControlClient
+from shoal.agent.contact.link import ControlLink
 from shoal.agent.contact.stream import ControlStream
 from shoal.control.agents.streams import Streams
 from shoal.control.state.fleet import Fleet
@@ -486,8 +487,11 @@ async def test_an_agent_with_a_new_certificate_goes_on_in_a_new_stream_and_is_ne
     async with planes(files, AGENT, clock) as (plane, channel):
         record = has_stream(plane)
         service = Service(methods_of(AgentService), Everything(methods_of(AgentService)))
-        client = ControlClient(GrpcTransport(security=files[AGENT]), [channel.address], services=[service])
-        client.on_stream_broken = lambda: broken.append(1)
+        client = ControlLink(
+            ControlClient(GrpcTransport(security=files[AGENT]), [channel.address]),
+            [service],
+            on_broken=lambda: broken.append(1),
+        )
         await client.heartbeat(pb.HeartbeatRequest(node_id="n1", session="s1", sequence=1), timeout=60)
         before = plane.streams.channel(record)
         ours.issue(identity_of(AGENT), lifetime=9 * HOUR)

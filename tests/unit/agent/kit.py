@@ -9,10 +9,11 @@ from pathlib import Path
 
 from shoal.agent.store.database import AgentDatabase
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand
-from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.contact import Contact, Ownership, Question
 from shoal.agent.workloads.executor import Executor, NodeSelf
 from shoal.agent.workloads.ports import PortBook
 from shoal.core.entropy import SeededEntropy
+from shoal.core.errors import UnavailableError
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, WorkloadType
@@ -24,6 +25,10 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from tests.unit.agent.making import START, order_bytes, workload
 
 CAPACITY = Resources(cpu_millicores=4000, memory_mb=4096, disk_gb=10, slots=4)
+
+
+async def nobody_to_ask(_workload_id: WorkloadId) -> Ownership:
+    raise UnavailableError("there is no control plane to ask")
 
 
 class Kit:
@@ -54,6 +59,8 @@ class Kit:
         self.changes = 0
         self.executor: Executor
         self.contact: Contact
+        #: Answers which node owns a workload.
+        self.ownership: Question = nobody_to_ask
         self.database: AgentDatabase
 
     async def open(self) -> None:
@@ -65,6 +72,7 @@ class Kit:
             database=self.database,
             runtimes={kind: self.runtime(self.machine, type=kind) for kind in self.types},
             contact=self.contact,
+            ownership=self._ask,
             clock=self.clock,
             entropy=self.entropy,
             changed=self.note_change,
@@ -73,6 +81,9 @@ class Kit:
             find_more=self.find_more and partial(self.find_more, self.machine),
         )
         await self.executor.open()
+
+    async def _ask(self, workload_id: WorkloadId) -> Ownership:
+        return await self.ownership(workload_id)
 
     def note_change(self) -> None:
         self.changes += 1

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.core.errors import InvalidError, NotLeaderError
-from shoal.wire.routes import ControlAddresses, named_leader
+from shoal.core.errors import InvalidError, NotFoundError, NotLeaderError, UnavailableError
+from shoal.wire.routes import ControlAddresses, ask_in_turn, named_leader
 
 A, B, C = "a:1", "b:2", "c:3"
 
@@ -40,3 +40,50 @@ def test_with_one_address_there_is_no_other_unless_a_leader_was_named():
 def test_there_is_at_least_one():
     with pytest.raises(InvalidError, match="control: must have at least one address"):
         ControlAddresses([], field="control")
+
+
+class OneWay:
+    """A connection that notes whom it asked; `fails` has the error of each address that does not answer."""
+
+    def __init__(self, addresses, fails):
+        self.addresses, self.fails = addresses, fails
+        self.asked, self.is_closed = [], False
+        self._at = 0
+
+    async def use_next(self):
+        self._at = (self._at + 1) % len(self.addresses)
+
+    async def close(self):
+        self.is_closed = True
+
+    async def ask(self):
+        address = self.addresses[self._at]
+        self.asked.append(address)
+        if address in self.fails:
+            raise self.fails[address]
+        return address
+
+
+AWAY, FOLLOWS, WRONG = UnavailableError("away"), NotLeaderError(""), NotFoundError("workload", "w")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "fails", "asked", "raised"),
+    [
+        ([A], {}, [A], None),
+        ([A], {A: AWAY}, [A], AWAY),
+        ([A, B, C], {A: AWAY}, [A, B], None),
+        ([A, B, C], {A: AWAY, B: FOLLOWS}, [A, B, C], None),
+        ([A, B, C], {A: AWAY, B: FOLLOWS, C: AWAY}, [A, B, C], AWAY),
+        ([A, B], {A: WRONG}, [A], WRONG),
+    ],
+    ids=["first", "only-one", "second", "last", "none", "no-use-asking-another"],
+)
+async def test_addresses_are_asked_in_turn_each_once(addresses, fails, asked, raised):
+    way = OneWay(addresses, fails)
+    if raised is None:
+        assert await ask_in_turn(lambda: way, OneWay.ask) == asked[-1]
+    else:
+        with pytest.raises(type(raised)):
+            await ask_in_turn(lambda: way, OneWay.ask)
+    assert (way.asked, way.is_closed) == (asked, True)

@@ -14,25 +14,26 @@ A command may bring a newer term than the last acknowledgement. Then the agent s
 briefly for the control plane that it knows, because that one may hang.
 
 An agent whose node id was taken by another agent stops sending and logs it. The agent drains only after an acknowledged
-answer said so. Called by `shoal.agent.server`; calls `shoal.agent.contact.control_client`.
+answer said so. Called by `shoal.agent.server`; calls `shoal.agent.contact.link`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from shoal.agent.contact.control_client import ControlClient
+from shoal.agent.contact.link import ControlLink
+from shoal.agent.contact.states import RegistrationChange, RegistrationState, change_registration
 from shoal.agent.contact.terms import Terms
 from shoal.agent.facts import WorkloadReport
 from shoal.agent.metrics import AgentMetrics
-from shoal.agent.workloads.contact import Contact, Ownership
+from shoal.agent.workloads.contact import Contact
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError, StaleTermError, UnavailableError
@@ -41,9 +42,10 @@ from shoal.core.ids import NO_SESSION, SessionId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal, running
 from shoal.model.nodes import HeartbeatMark, NodeCondition, NodeSpec, NodeUsage
-from shoal.model.workloads import DesiredState, RunState, RunStatus, Usage
+from shoal.model.workloads import RunState, RunStatus, Usage
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.transport import Service
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +69,6 @@ STALE_TERM_SECONDS = 60.0
 RETRY = Backoff(first=0.5, cap=15.0)
 
 T = TypeVar("T")
-
-
-class RegistrationState(enum.Enum):
-    """The state of the registration."""
-
-    OFFLINE = "offline"  # the control plane was not reached, or not lately
-    REGISTERED = "registered"  # the control plane acknowledges heartbeats
-    REFUSED = "refused"  # the control plane refuses this node, with a reason
-    SUPERSEDED = "superseded"  # another agent took this node id; this one sends nothing
 
 
 class Reports(Protocol):
@@ -134,6 +127,8 @@ class Registration:
         self,
         *,
         client: ControlClient,
+        services: Sequence[Service],
+        stream_only: bool,
         spec: Callable[[], NodeSpec],
         reports: Reports,
         contact: Contact,
@@ -150,6 +145,9 @@ class Registration:
         self.reason = "not reached yet"
         self.rhythm = Rhythm()
         self._client = client
+        self._link = ControlLink(
+            client, services, stream_only=stream_only, observer=metrics, on_broken=self._on_stream_broken
+        )
         self._spec_now = spec
         #: What was registered last.
         self._spec = spec()
@@ -171,8 +169,6 @@ class Registration:
         #: Calls in a row that brought no acknowledgement.
         self._failures = 0
         self._stream_broke = False
-        #: The control plane that acknowledged the last heartbeat and confirmed its leadership; else empty.
-        self._in_contact_with = ""
         #: When the last heartbeat was sent that was acknowledged at all.
         self._acknowledged_at = -math.inf
         self._unconfirmed = False
@@ -181,14 +177,16 @@ class Registration:
         self._newer = asyncio.Event()
         #: Ends the wait for the next try.
         self._hurry = Signal()
-        terms.on_newer = self._on_newer_term
-        contact.ask_through(self._ownership)
-        client.on_stream_broken = self._on_stream_broken
+        terms.on_newer(self._on_newer_term)
 
     @property
     def address(self) -> str:
         """The control plane in use."""
         return self._client.address
+
+    async def close(self) -> None:
+        """Close the stream and the connection."""
+        await self._link.close()
 
     def next_heartbeat(self) -> HeartbeatMark:
         """The next heartbeat; without a session while there is none."""
@@ -205,18 +203,17 @@ class Registration:
                 await self._register()
                 await self._heartbeat_loop()
             except SessionSupersededError as error:
-                self._set_state(RegistrationState.SUPERSEDED, error.message)
+                self._change(RegistrationChange.SUPERSEDED, error.message)
                 log.error("%s; %s. Workloads go on and are left alone", error.message, error.hint)
-                await self._client.close()
+                await self._link.close()
                 return
             except NotFoundError:
                 # The control plane has no record of this node: no outage, but retries are spread all the same.
-                self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
+                self._change(RegistrationChange.FORGOTTEN, "the control plane does not know this node")
                 self._previous_session, self._session = self._session or self._previous_session, NO_SESSION
             except ShoalError as error:
-                if self.state is not RegistrationState.REFUSED:
-                    self._set_state(RegistrationState.OFFLINE, error.message)
-                await self._client.use_next()
+                self._change(RegistrationChange.LOST, error.message)
+                await self._link.use_next()
             self._failures += 1
             await self._hurry.wait(timeout=self._retry_delay())
 
@@ -262,7 +259,7 @@ class Registration:
                 raise UnavailableError("the lease has run out")
             if self._unconfirmed and self._client.has_others:
                 self._unconfirmed = False
-                await self._client.use_next()
+                await self._link.use_next()
             if self._spec_now() != self._spec:
                 log.info("what this node can run has changed: it registers again")
                 await self._register()
@@ -281,8 +278,8 @@ class Registration:
             if self._lease_is_over():
                 raise
             self._failures += 1
-            self._set_state(RegistrationState.OFFLINE, error.message)
-            await self._client.use_next()
+            self._change(RegistrationChange.LOST, error.message)
+            await self._link.use_next()
 
     def _lease_is_over(self) -> bool:
         since = self._registered_at if self._acknowledged_at == -math.inf else self._acknowledged_at
@@ -333,7 +330,7 @@ class Registration:
         request = self._snapshot(stopped)
         try:
             async with asyncio.timeout(seconds):
-                await self._client.heartbeat(request, timeout=seconds)
+                await self._link.heartbeat(request, timeout=seconds)
         except (ShoalError, TimeoutError) as error:
             log.info("the control plane was not told that workloads were stopped: %s", error)
 
@@ -346,7 +343,7 @@ class Registration:
             instance=self._instance,
         )
         try:
-            answer = await self._answer(self._client.register_node(request, timeout=MAX_CALL_SECONDS))
+            answer = await self._answer(self._link.register_node(request, timeout=MAX_CALL_SECONDS))
         except ShoalError:
             self._metrics.registration("failed")
             raise
@@ -355,9 +352,10 @@ class Registration:
             reason = answer.reason or "no reason was given"
             if (self.state, self.reason) != (RegistrationState.REFUSED, reason):
                 log.error("the control plane at %s refuses this node: %s", self.address, reason)
-            self._set_state(RegistrationState.REFUSED, reason)
+            self._change(RegistrationChange.REFUSED, reason)
             raise UnavailableError(reason)
         self._metrics.registration("accepted")
+        self._change(RegistrationChange.ACCEPTED, self.reason)
         self._session, self._sequence = SessionId(answer.session), 0
         self._registered_at = self._clock.monotonic()
         interval = answer.heartbeat_interval_ms / 1000 or float(answer.heartbeat_interval_seconds)
@@ -376,7 +374,7 @@ class Registration:
         request = self._snapshot()
         self._stream_broke = False
         reach("agent.heartbeat.before")
-        answer = await self._answer(self._client.heartbeat(request, timeout=self.rhythm.patience))
+        answer = await self._answer(self._link.heartbeat(request, timeout=self.rhythm.patience))
         if not answer.acknowledged:
             raise UnavailableError("the control plane did not acknowledge a heartbeat")
         await self._hear_term(answer.term)
@@ -385,7 +383,7 @@ class Registration:
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
         self._failures = 0
         self._acknowledged_at = sent_at
-        self._set_state(RegistrationState.REGISTERED, "")
+        self._change(RegistrationChange.ACKNOWLEDGED, "")
         self._note_certainty(unconfirmed=answer.unconfirmed)
         self._metrics.heartbeat("unconfirmed" if answer.unconfirmed else "acknowledged")
         if not answer.unconfirmed:
@@ -393,9 +391,9 @@ class Registration:
 
     def _note_certainty(self, *, unconfirmed: bool) -> None:
         if unconfirmed:
-            if self._in_contact_with:
+            if self._contact.leader:
                 log.warning("the control plane at %s cannot tell whether it still leads", self.address)
-            self._in_contact_with = ""
+            self._contact.leader = ""
         self._unconfirmed = unconfirmed
 
     async def _hear_term(self, term: int) -> None:
@@ -412,13 +410,12 @@ class Registration:
             log.warning("term %d could not be stored: %s", term, error.message)
 
     async def _take_in(self, answer: pb.HeartbeatResponse, sent_at: float) -> None:
-        self._in_contact_with = self.address
         silence, was_lost = self._contact.silence(), self._contact.has_lapsed()
         if was_lost:
             # Another node may own the at-most-one work by now. What still runs of it ends before ownership is asked for
             # again, also if this process was stopped and noticed nothing.
             self._reports.lose_contact(silence)
-        self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease)
+        self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease, leader=self.address)
         self._reports.set_draining(answer.drain_node)
         await self._reports.extend_deadlines(silence if was_lost else 0.0)
 
@@ -448,14 +445,6 @@ class Registration:
             conditions=[convert.node_condition_to_proto(each) for each in self._reports.conditions()],
         )
 
-    async def _ownership(self, workload_id: WorkloadId) -> Ownership:
-        if self.address != self._in_contact_with:
-            # A control plane that has not acknowledged a heartbeat may not lead, and its records may be old.
-            raise UnavailableError("the control plane at this address is not known to lead")
-        view = await self._client.get_workload(workload_id)
-        wanted = view.desired_state == DesiredState.RUNNING.value
-        return Ownership(node_id=view.assigned_node_id, generation=view.generation, wanted=wanted)
-
     def _lease_of(self, answer: pb.RegisterNodeResponse | pb.HeartbeatResponse, *, otherwise: float) -> float:
         """The lease in the answer: in milliseconds, else by its date, else `otherwise`."""
         if answer.lease_ms > 0:
@@ -467,13 +456,15 @@ class Registration:
                 return left
         return otherwise
 
-    def _set_state(self, state: RegistrationState, reason: str) -> None:
-        if state is not self.state and state is not RegistrationState.SUPERSEDED:
-            if state is RegistrationState.REGISTERED:
-                log.info("in contact with the control plane at %s", self.address)
-            elif state is RegistrationState.OFFLINE:
-                log.warning("no contact with the control plane at %s: %s", self.address, reason)
-        self.state, self.reason = state, reason
+    def _change(self, what: RegistrationChange, reason: str) -> None:
+        before, after = self.state, change_registration(self.state, what)
+        if before is not after and what is RegistrationChange.ACKNOWLEDGED:
+            log.info("in contact with the control plane at %s", self.address)
+        elif before is not after and after is RegistrationState.OFFLINE and what is not RegistrationChange.ACCEPTED:
+            log.warning("no contact with the control plane at %s: %s", self.address, reason)
+        self.state = after
+        if after is not RegistrationState.REFUSED or what is RegistrationChange.REFUSED:
+            self.reason = reason
 
 
 def _stopped_with_agent(status: RunStatus, at: datetime) -> RunStatus:

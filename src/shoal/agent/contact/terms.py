@@ -2,8 +2,8 @@
 
 A leader that was stopped may wake after another one was elected. The store refuses its writes, and an agent that has
 heard of the newer term refuses its commands, also after a restart of the agent. Terms come from
-`shoal.agent.contact.registration` (answers to heartbeats) and `shoal.agent.service` (commands); `on_newer` is called
-for a newer term in a command.
+`shoal.agent.contact.registration` (answers to heartbeats) and `shoal.agent.service` (commands); listeners are
+told of a newer term.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ class Terms:
         self._highest = highest
         self._remembered = highest
         self._remember = remember
-        #: Called with a newer term and the address that named it.
-        self.on_newer: Callable[[int, str], None] = _ignore
+        self._listeners: list[Callable[[int, str], None]] = []
 
     @property
     def highest(self) -> int:
         """The highest term that was heard of; 0 before there was one."""
         return self._highest
+
+    def on_newer(self, listener: Callable[[int, str], None]) -> None:
+        """Call `listener` with each newer term and the address that named it."""
+        self._listeners.append(listener)
 
     async def hear(self, term: int, *, of: str) -> None:
         """A control plane at the address `of` names its term. Raises `StaleTermError` for an earlier one.
@@ -46,12 +49,9 @@ class Terms:
         if term > self._highest:
             log.info("term %d of the control plane has begun", term)
             self._highest = term
-            self.on_newer(term, of)
+            for listener in self._listeners:
+                listener(term, of)
         if self._remembered < self._highest:
             highest = self._highest
             await self._remember(highest)
             self._remembered = max(self._remembered, highest)
-
-
-def _ignore(_term: int, _of: str) -> None:
-    return None

@@ -71,7 +71,7 @@ from shoal.agent.workloads import readiness
 from shoal.agent.workloads.absent import AbsentRuntime
 from shoal.agent.workloads.artifacts import ArtifactCache
 from shoal.agent.workloads.certificates import WorkloadCertificates
-from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.contact import Contact, Question
 from shoal.agent.workloads.ports import PortBook
 from shoal.agent.workloads.state import handle
 from shoal.agent.workloads.views import status_of, verdict_of
@@ -139,6 +139,7 @@ class Surroundings:
     entropy: Entropy
     ports: PortBook
     contact: Contact
+    ownership: Question
     scope: TaskScope
     #: How many runs each runtime may start at once. A runtime that hangs does not delay the others.
     starts: Mapping[WorkloadType, asyncio.Semaphore]
@@ -694,7 +695,7 @@ class WorkloadActor:
         while True:
             await contact.wait_for_lease()
             try:
-                owner = await contact.ownership(self.workload_id)
+                owner = await self._around.ownership(self.workload_id)
             except NotFoundError:
                 message = "held: the control plane does not know it"
             except ShoalError as error:

@@ -33,6 +33,7 @@ from shoal.core.errors import (
 from shoal.core.faults import reach
 from shoal.model.workloads import ArtifactSpec, FailureReason
 from shoal.runtimes.base import RunError
+from shoal.wire.routes import Way, ask_in_turn
 
 log = logging.getLogger(__name__)
 
@@ -55,24 +56,11 @@ class Part(Protocol):
     def data(self) -> bytes: ...  # noqa: D102
 
 
-class Source(Protocol):
+class Source(Way, Protocol):
     """A connection to the control plane, for a few calls."""
-
-    @property
-    def has_others(self) -> bool:
-        """Whether there is another address to try."""
-        ...
 
     def download_artifact(self, digest: str) -> AsyncIterator[Part]:
         """A blob in parts."""
-        ...
-
-    async def use_next(self) -> None:
-        """Move on to the next address."""
-        ...
-
-    async def close(self) -> None:
-        """Close it."""
         ...
 
 
@@ -149,17 +137,7 @@ class ArtifactCache:
         return True
 
     async def _fetch(self, store: ArtifactStore, digest: str) -> None:
-        source = self._connect()
-        try:
-            try:
-                await self._receive(store, digest, source)
-            except _UNREACHABLE:
-                if not source.has_others:
-                    raise
-                await source.use_next()
-                await self._receive(store, digest, source)
-        finally:
-            await source.close()
+        await ask_in_turn(self._connect, lambda source: self._receive(store, digest, source))
 
     async def _receive(self, store: ArtifactStore, digest: str, source: Source) -> None:
         parts = source.download_artifact(digest)

@@ -36,6 +36,7 @@ from shoal.core.retry import Backoff
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.workloads import FailureReason, ProcessSpec
 from shoal.runtimes.base import RunError
+from shoal.wire.routes import Way, ask_in_turn
 from shoal.wire.trust.authority import OwnRequest, Pair, make_signing_request
 from shoal.wire.trust.certificates import identity_of, matches, read_certificates
 from shoal.wire.trust.credentials import CredentialPaths, write_credentials
@@ -72,24 +73,11 @@ class Issued(Protocol):
     def ca(self) -> bytes: ...  # noqa: D102
 
 
-class Issuer(Protocol):
+class Issuer(Way, Protocol):
     """A connection to the control plane, for a few calls."""
-
-    @property
-    def has_others(self) -> bool:
-        """Whether there is another address to try."""
-        ...
 
     async def issue_workload_certificate(self, workload_id: str, csr: bytes) -> Issued:
         """Ask for a certificate for a workload of this node."""
-        ...
-
-    async def use_next(self) -> None:
-        """Move on to the next address."""
-        ...
-
-    async def close(self) -> None:
-        """Close it."""
         ...
 
 
@@ -254,17 +242,7 @@ class WorkloadCertificates:
         self._hold(workload_id, leaf)
 
     async def _ask(self, workload_id: WorkloadId, csr: bytes) -> Issued:
-        way = self._connect()
-        try:
-            try:
-                return await way.issue_workload_certificate(workload_id, csr)
-            except ShoalError as error:
-                if not error.retryable or not way.has_others:
-                    raise
-                await way.use_next()
-                return await way.issue_workload_certificate(workload_id, csr)
-        finally:
-            await way.close()
+        return await ask_in_turn(self._connect, lambda way: way.issue_workload_certificate(workload_id, csr))
 
     def _write(self, workload_id: WorkloadId, answer: Issued, own: OwnRequest, owner: Owner | None) -> None:
         make_private_directory(self._folder)

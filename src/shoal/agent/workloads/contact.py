@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shoal.core.clock import Clock
-from shoal.core.errors import UnavailableError
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import LEASE_MARGIN
 
@@ -31,17 +30,19 @@ class Ownership:
 
 
 Question = Callable[[WorkloadId], Awaitable[Ownership]]
+"""Asks the control plane which node owns a workload. Raises the error of the call."""
 
 
 class Contact:
-    """The lease, and how to ask the control plane."""
+    """The lease, and the control plane that gave it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sent_at: float | None = None
         self._lease = 0.0
         self._renewed = asyncio.Event()
-        self._ask: Question | None = None
+        #: Where the control plane is that acknowledged the last heartbeat and is certain to lead; else empty.
+        self.leader = ""
 
     @property
     def sent_at(self) -> float | None:
@@ -72,24 +73,15 @@ class Contact:
         """Whether there was a lease and it has ended."""
         return self._sent_at is not None and self.time_left() <= 0
 
-    def renew(self, *, sent_at: float, lease: float) -> None:
-        """A heartbeat sent at `sent_at` was acknowledged."""
+    def renew(self, *, sent_at: float, lease: float, leader: str = "") -> None:
+        """A heartbeat sent at `sent_at` was acknowledged by the leader."""
+        self.leader = leader
         self._sent_at = sent_at if self._sent_at is None else max(self._sent_at, sent_at)
         self._lease = lease
         self._renewed.set()
-
-    def ask_through(self, ask: Question | None) -> None:
-        """How the control plane is asked."""
-        self._ask = ask
 
     async def wait_for_lease(self) -> None:
         """Wait until there is time left."""
         while self.time_left() <= 0:
             self._renewed.clear()
             await self._renewed.wait()
-
-    async def ownership(self, workload_id: WorkloadId) -> Ownership:
-        """Ask which node owns a workload. Raises the error of the call."""
-        if self._ask is None:
-            raise UnavailableError("there is no control plane to ask")
-        return await self._ask(workload_id)

@@ -44,7 +44,7 @@ from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor, e
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, rules_of
 from shoal.agent.workloads.artifacts import ArtifactCache
 from shoal.agent.workloads.certificates import WorkloadCertificates
-from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.contact import Contact, Question
 from shoal.agent.workloads.disk_watch import DiskWatch
 from shoal.agent.workloads.intake import Answer, Intake
 from shoal.agent.workloads.orphans import OrphanWatch
@@ -115,6 +115,7 @@ class Executor:
         database: AgentDatabase,
         runtimes: Mapping[WorkloadType, Runtime],
         contact: Contact,
+        ownership: Question,
         clock: Clock,
         entropy: Entropy,
         changed: Callable[[], None],
@@ -154,6 +155,7 @@ class Executor:
             entropy=entropy,
             ports=self._ports,
             contact=contact,
+            ownership=ownership,
             scope=self._scope,
             starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in WorkloadType},
             vault=self._vault,

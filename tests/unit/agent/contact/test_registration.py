@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from shoal.agent.contact.control_client import ControlClient
-from shoal.agent.contact.registration import RegistrationState
+from shoal.agent.contact.link import ControlLink
+from shoal.agent.contact.states import RegistrationState
 from shoal.core.errors import InvalidError, PreconditionError, UnavailableError
 from shoal.model.workloads import RestartPolicy
 from shoal.testing.runtimes import FakeScript
@@ -401,8 +402,9 @@ async def test_an_answer_about_ownership_that_cannot_be_had_holds_it(tmp_path):
 async def test_a_client_makes_each_call_of_an_agent(tmp_path):
     async with scene(tmp_path) as it:
         client = ControlClient(it.network.transport("agent"), [CONTROL])
-        assert (await client.register_node(pb.RegisterNodeRequest(node_id="n"))).accepted
-        assert (await client.heartbeat(pb.HeartbeatRequest(node_id="n", session="session-1"))).acknowledged
+        link = ControlLink(client)
+        assert (await link.register_node(pb.RegisterNodeRequest(node_id="n"))).accepted
+        assert (await link.heartbeat(pb.HeartbeatRequest(node_id="n", session="session-1"))).acknowledged
         it.own("a", "n9")
         assert (await client.get_workload("a")).assigned_node_id == "n9"
         await client.close()

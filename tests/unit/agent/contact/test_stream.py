@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from shoal.agent.contact.control_client import ControlClient
-from shoal.agent.contact.registration import RegistrationState
+from shoal.agent.contact.link import ControlLink
+from shoal.agent.contact.states import RegistrationState
 from shoal.agent.contact.terms import Terms
 from shoal.core.errors import (
     ExhaustedError,
@@ -127,8 +128,8 @@ class TestStream:
             it.control.control_stream = control_stream
             await it.server.stop()
             await it.serve()
-            client = ControlClient(
-                it.network.transport("agent"), [CONTROL], services=[it.control.service()], stream_only=True
+            client = ControlLink(
+                ControlClient(it.network.transport("agent"), [CONTROL]), [it.control.service()], stream_only=True
             )
             try:
                 replies.put_nowait(pb.ControlMessage(register_reply=pb.RegisterNodeResponse(accepted=True)))

@@ -224,7 +224,7 @@ def owned_by(kit: Kit, node_id: str, generation: int = 1, *, wanted: bool = True
     async def answer(_workload_id):
         return Ownership(node_id, generation, wanted)
 
-    kit.contact.ask_through(answer)
+    kit.ownership = answer
 
 
 async def test_without_contact_it_is_not_started(tmp_path):

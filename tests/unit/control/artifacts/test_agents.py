@@ -134,7 +134,7 @@ class Origin:
 
     def __init__(self, *contents: bytes) -> None:
         self.blobs = {digest_of(content): content for content in contents}
-        self.has_others = False
+        self.addresses = ["control"]
         self.asked: list[str] = []
         self.cut = False
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.agent.contact.registration import RegistrationState
+from shoal.agent.contact.states import RegistrationState
 from shoal.control.leadership.election import LEASE_SECONDS, Election
 from shoal.control.server import ControlPlane
 from shoal.control.store.base import Leader
