@@ -25,6 +25,8 @@ LOOK_SECONDS = 1.0
 """How often a job that is not as it should be is looked at without a report."""
 WATCH_SECONDS = 2.5
 """How often a job that runs is looked at without a report."""
+FAILED_CHECKPOINTS = 3
+"""How many checkpoints fail one after the other until people are told."""
 UNHEARD = timedelta(seconds=5)
 """For how long it is known that nobody hears of a coordinator, until it is placed anew."""
 
@@ -146,7 +148,8 @@ class _Look:
         job, progress, report = self._job, self._progress, self._report
         if report is not None and report.phase is Phase.RUNNING and not report.missing:
             if job.state is JobState.RUNNING:
-                return Next(look_in=WATCH_SECONDS)  # the one that would wake this may be what is lost
+                told = self._tell_of_checkpoints(report)
+                return told or Next(look_in=WATCH_SECONDS)  # the one that would wake this may be what is lost
             words = f"epoch {report.epoch}, {len(self._names) - 1} task hosts"
             return _next(job, Transition.RUN, JobState.RUNNING, progress, words)
         if job.state is JobState.PENDING and self._parts.have_nodes:
@@ -154,6 +157,18 @@ class _Look:
         if job.state is JobState.RUNNING and report is not None and report.phase is Phase.RECOVERING:
             return _next(job, Transition.RECOVER, JobState.RECOVERING, progress, report.message)
         return Next(look_in=LOOK_SECONDS)
+
+    def _tell_of_checkpoints(self, report: CoordinatorReport) -> Next | None:
+        """Say once that checkpoints fail, as on a full disk, and once that they are made again."""
+        progress, failed = self._progress, report.failed_checkpoints
+        if progress.lacks_checkpoints and report.checkpoint_age is not None and not failed:
+            words = f"checkpoints are made again: {report.checkpoint}"
+            return self._told(dataclasses.replace(progress, lacks_checkpoints=False), words)
+        if progress.lacks_checkpoints or failed < FAILED_CHECKPOINTS:
+            return None
+        words = f"it goes on, and {failed} checkpoints failed: {report.checkpoint_error}; the last good one is "
+        words += f"{report.checkpoint}, {report.checkpoint_age or 0:.0f} s ago"
+        return self._told(dataclasses.replace(progress, lacks_checkpoints=True), words)
 
     # -- requests -------------------------------------------------------------------------------------------------
 

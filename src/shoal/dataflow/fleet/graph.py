@@ -21,10 +21,15 @@ _WIDEST = 60
 def draw_graph(report: CoordinatorReport) -> str:
     """The graph as text, with a line about the job first."""
     about = f"{report.phase.value}, epoch {report.epoch}, checkpoint {report.checkpoint}"
+    if report.checkpoint_age is not None:
+        about += f" ({report.checkpoint_age:.0f} s ago)"
     about += f", recovered {report.recoveries} time{'' if report.recoveries == 1 else 's'}"
     if report.missing:
         about += f", without task host{'s' if len(report.missing) > 1 else ''} {', '.join(sorted(report.missing))}"
-    return "\n".join([about, *_lines(report.steps)])
+    lines = [about]
+    if report.failed_checkpoints:
+        lines.append(f"{report.failed_checkpoints} checkpoints failed since then: {report.checkpoint_error}")
+    return "\n".join([*lines, *_lines(report.steps)])
 
 
 def _lines(steps: Sequence[StepReport]) -> list[str]:

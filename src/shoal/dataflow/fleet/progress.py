@@ -50,6 +50,8 @@ class Progress:
     avoid: tuple[NodeId, ...] = ()
     #: Since when it is known that nobody hears of the coordinator.
     silent_since: datetime | None = None
+    #: Whether people were told that checkpoints fail.
+    lacks_checkpoints: bool = False
 
     def deployed(self, spec: bytes, request: int, now: datetime, *, anywhere: bool = False) -> Progress:
         """The same with a new deployment: away from nodes to avoid, unless it may be anywhere."""
@@ -113,6 +115,7 @@ def encode(progress: Progress) -> bytes:
         "moves": {part: [each.count, list(each.avoid)] for part, each in progress.moves.items()},
         "avoided": {node: until.isoformat() for node, until in progress.avoided.items()},
         "savepoint": progress.savepoint,
+        "lacks_checkpoints": progress.lacks_checkpoints,
         "avoid": list(progress.avoid),
         "silent_since": None if progress.silent_since is None else progress.silent_since.isoformat(),
     }
@@ -138,6 +141,7 @@ def _read(plain: Mapping[str, Any]) -> Progress:
         moves={part: Move(count, tuple(avoid)) for part, (count, avoid) in plain["moves"].items()},
         avoided={NodeId(node): datetime.fromisoformat(until) for node, until in plain["avoided"].items()},
         savepoint=plain["savepoint"],
-        avoid=tuple(NodeId(node) for node in plain.get("avoid", ())),  # older rows have neither of these
+        lacks_checkpoints=plain.get("lacks_checkpoints", False),  # older rows have none of these three
+        avoid=tuple(NodeId(node) for node in plain.get("avoid", ())),
         silent_since=None if plain.get("silent_since") is None else datetime.fromisoformat(plain["silent_since"]),
     )

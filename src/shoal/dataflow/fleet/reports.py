@@ -79,6 +79,11 @@ class CoordinatorReport:
     refusal: Text = ""
     #: The newest complete checkpoint.
     checkpoint: Annotated[int, _COUNT] = 0
+    #: Seconds since that was complete; None without checkpoints, and while tasks go back to one.
+    checkpoint_age: Annotated[float, _SECONDS] | None = None
+    #: How many failed since then, and why the last of them did, such as a full disk. The job goes on.
+    failed_checkpoints: Annotated[int, _COUNT] = 0
+    checkpoint_error: Text = ""
     recoveries: Annotated[int, _COUNT] = 0
     #: Task hosts that are not connected, and for how many seconds.
     missing: Annotated[Mapping[str, Annotated[float, _SECONDS]], MaxLength(MOST_WIDTH)] = field(default_factory=dict)

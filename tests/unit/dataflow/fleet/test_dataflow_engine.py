@@ -541,8 +541,26 @@ def test_task_hosts_that_do_not_reach_each_other_leave_the_node_with_most_such_p
     assert world.plan["j-host-1"].revision == "d1.1"  # it has time to start
 
 
+def test_checkpoints_that_fail_are_told_once_and_the_job_runs_on():
+    world = running()
+    before = world.plan
+    failing = {"checkpoint": 7, "failed_checkpoints": 2, "checkpoint_error": "No space left on device"}
+    world.say(Phase.RUNNING, checkpoint_age=20.0, **failing)
+    assert not world.step()
+    world.say(Phase.RUNNING, checkpoint_age=30.0, **(failing | {"failed_checkpoints": 3}))
+    assert world.settle() is JobState.RUNNING
+    words = "it goes on, and 3 checkpoints failed: No space left on device; the last good one is 7, 30 s ago"
+    assert world.told[-1] == ("run", words)
+    world.say(Phase.RUNNING, checkpoint_age=60.0, **(failing | {"failed_checkpoints": 9}))
+    assert not world.step()
+    world.say(Phase.RUNNING, checkpoint=8, checkpoint_age=0.5)
+    assert world.settle() is JobState.RUNNING
+    assert world.told[-1] == ("run", "checkpoints are made again: 8")
+    assert world.plan == before
+
+
 def test_progress_is_read_back():
-    progress = Progress("{}", 3, 4, 5, {"1": Move(2, ("n1",))}, {"n1": START}, "/s", ("n2",), START)
+    progress = Progress("{}", 3, 4, 5, {"1": Move(2, ("n1",))}, {"n1": START}, "/s", ("n2",), START, True)
     assert decode(encode(progress)) == progress
     assert decode(b"") == Progress()
     after = progress.moved("1", "n2", START - timedelta(seconds=1))

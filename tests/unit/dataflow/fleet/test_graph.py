@@ -25,6 +25,21 @@ def test_a_job_that_starts_says_whom_it_waits_for():
     assert draw_graph(report) == "starting, epoch 0, checkpoint 0, recovered 0 times, without task hosts 0, 1"
 
 
+def test_checkpoints_that_fail_are_told_with_the_reason():
+    report = CoordinatorReport(
+        Phase.RUNNING,
+        epoch=3,
+        checkpoint=17,
+        checkpoint_age=42.4,
+        failed_checkpoints=5,
+        checkpoint_error="No space left on device",
+    )
+    assert draw_graph(report).splitlines() == [
+        "running, epoch 3, checkpoint 17 (42 s ago), recovered 0 times",
+        "5 checkpoints failed since then: No space left on device",
+    ]
+
+
 def test_steps_that_read_each_other_are_drawn_once():
     steps = (StepReport("a", inputs=("b",)), StepReport("b", inputs=("a",)), StepReport("c", inputs=("none",)))
     assert len(draw_graph(CoordinatorReport(Phase.RUNNING, steps=steps)).splitlines()) == 2

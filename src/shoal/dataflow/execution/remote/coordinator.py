@@ -63,6 +63,7 @@ class Life:
         self._done = self._begun = deployed_for
         self._stops_for = 0
         self._savepoint = self._refusal = ""
+        self._checkpoint = 0
         self._changed = threading.Event()
 
     # -- the job --------------------------------------------------------------------------------------------------
@@ -140,6 +141,9 @@ class Life:
             phase = Phase.STARTING if flow is None else Phase.RECOVERING if flow.is_recovering else Phase.RUNNING
             message = flow.last_loss if flow is not None and phase is Phase.RECOVERING else message
         counts = None if flow is None else flow.metrics()
+        made = None if counts is None else counts.checkpoints
+        if made is not None and made.last_number:  # between two epochs nobody counts
+            self._checkpoint = made.last_number
         return CoordinatorReport(
             phase=phase,
             term=around.generation,
@@ -150,7 +154,10 @@ class Life:
             request=self._done,
             savepoint=self._savepoint,
             refusal=self._refusal,
-            checkpoint=0 if counts is None else counts.checkpoints.last_number,
+            checkpoint=self._checkpoint,
+            checkpoint_age=None if made is None or made.age is None else round(made.age, 1),
+            failed_checkpoints=0 if made is None else made.failed_in_a_row,
+            checkpoint_error="" if made is None else made.reason[:_MOST_MESSAGE],
             recoveries=0 if flow is None else flow.recoveries,
             missing=missing,
             unreachable=tuple((str(one), str(other)) for one, other in unreachable[:MOST_PAIRS]),
