@@ -130,3 +130,14 @@ async def test_a_coordinator_that_stands_still_is_replaced_under_a_higher_term(r
     assert (await running.workload("coordinator")).assigned_node_id != node
     await running.wait_state("Running")
     await running.finish()
+
+
+@pytest.mark.long
+async def test_a_row_that_ends_its_process_fails_the_job_after_the_third_time(world):
+    world.feed(400)
+    await world.submit(deadly=True)
+    await world.wait_output()
+    world.feed_one("k1", -1)
+    job = await world.wait_state("Failed")
+    assert "died 3 times since checkpoint" in job.message
+    assert f"topic {world.input} split" in job.message

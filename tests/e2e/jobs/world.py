@@ -50,6 +50,21 @@ def _boom() -> Any:
     return boom
 
 
+def _deadly() -> Any:
+    """A function that ends its process at one row."""
+
+    def end(batch: Any) -> Any:
+        import os
+        import signal
+
+        if -1 in batch["value"].to_pylist():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    end.__module__ = "__main__"
+    return end
+
+
 class World:
     """One job, its topics and its fleet."""
 
@@ -81,6 +96,11 @@ class World:
         more = [(f"k{each % 11}", each, each) for each in range(start, start + count)]
         self.fed += more
         self._append(more, [each % 4 for each in range(start, start + count)])
+
+    def feed_one(self, key: str, value: int) -> None:
+        """One more row."""
+        self.fed.append((key, value, len(self.fed)))
+        self._append(self.fed[-1:], [0])
 
     def close(self) -> None:
         """A row far ahead in every partition: every window of the others is over."""
@@ -158,12 +178,21 @@ class World:
     # -- the job --------------------------------------------------------------------------------------------------
 
     def pack(
-        self, parallelism: int = 2, uid: str = "sums", *, bounded: bool = False, broken: bool = False, **more: Any
+        self,
+        parallelism: int = 2,
+        uid: str = "sums",
+        *,
+        bounded: bool = False,
+        broken: bool = False,
+        deadly: bool = False,
+        **more: Any,
     ) -> Package:
         source = TopicSource(self.input, self.broker, schema=SCHEMA, bounded=bounded)
         rows = Stream.from_source(source, schema=SCHEMA, event_time="time", time_unit="us")
         if broken:
             rows = rows.map(_boom(), schema=SCHEMA)
+        if deadly:
+            rows = rows.map(_deadly(), schema=SCHEMA)
         sums = rows.group_by("key").window(tumbling(seconds=WINDOW / 1e6)).sum("value").uid(uid)
         sink = sums.to_sink(TopicSink(self.output, self.broker, key="key"))
         settings = FlowSettings(

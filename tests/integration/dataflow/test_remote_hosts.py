@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import socket
 import threading
@@ -13,7 +14,9 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.clock import SystemClock
+from shoal.core.errors import PreconditionError
 from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution.hosts import linked
 from shoal.dataflow.execution.hosts.control_link import ControlLink
@@ -104,7 +107,9 @@ def made(tmp_path):
     document = write_prepared(prepared, physical)
     around = SimpleNamespace(certificate=None, job_id="j", generation=4)
     hosts = RemoteHosts(read_prepared(document), document, hosts=2, around=around, port=0, clock=SystemClock())
-    hosts.share = HostShare("j", tuple(all_tasks(physical)), FlowSettings(), {}, None, 0, 1)
+    source = physical.stages[0].steps[0].uid
+    splits = {source: ((Split("0"),), (Split("1"),))}
+    hosts.share = HostShare("j", tuple(all_tasks(physical)), FlowSettings(), splits, None, 0, 1)
     yield hosts
     hosts.shut()
     hosts.end()
@@ -204,6 +209,36 @@ def test_a_host_that_died_is_no_host_that_was_cut_off(made):
     lose(made)
     lose(made, pid=101)
     assert made.unreachable == ()
+
+
+def die(made: RemoteHosts, pid: int, *, generation: int = 1) -> Any:
+    """An epoch in which host 1 dies while it works. Returns what the epoch began with."""
+    outcome = begin(made)
+    first, second = Host(made.port, 0), Host(made.port, 1, pid=pid, generation=generation)
+    with contextlib.suppress(queue.Empty):
+        return outcome.get(timeout=0.3)
+    first.join()
+    second.join()
+    first.link.close()
+    second.link.close()
+    assert isinstance(outcome.get(timeout=30), HostLostError)
+    return None
+
+
+def test_a_host_that_dies_again_and_again_without_a_new_checkpoint_fails_the_job(made):
+    assert [die(made, pid) for pid in (1, 2, 3)] == [None] * 3
+    error = die(made, 4)
+    assert isinstance(error, PreconditionError)
+    assert "task host 1 on node n1 died 3 times since the beginning" in str(error)
+    assert "topic in split 1" in str(error)  # the split that it reads
+
+
+def test_deaths_with_a_checkpoint_between_them_and_moves_do_not_count(made):
+    for number in range(6):
+        made.share = dataclasses.replace(made.share, checkpoint=number)
+        assert die(made, number) is None
+    for number in range(6):
+        assert die(made, 100 + number, generation=2 + number) is None
 
 
 def test_a_connection_that_cannot_be_made_counts_as_well(made):

@@ -82,6 +82,8 @@ class DataflowSpec:
     brokers: Annotated[Mapping[Annotated[str, MaxLength(2048, 1)], SecretName], MaxLength(16)] = field(
         default_factory=dict
     )
+    #: How often a task host may die without a new checkpoint between; then the job fails.
+    most_crashes: Annotated[int, Range(1, 1000)] = 3
     constraints: Annotated[tuple[Constraint, ...], MaxLength(32)] = ()
     steps: Annotated[Mapping[Annotated[str, MaxLength(512, 1)], StepState], MaxLength(MOST_STEPS)] = field(
         default_factory=dict

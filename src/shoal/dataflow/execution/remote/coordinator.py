@@ -250,7 +250,15 @@ def main(arguments: list[str]) -> None:
     except (PreconditionError, CorruptError, InvalidError) as error:  # another try would find the same
         _tell_refusal(Board(around), around, error)
     port = int(environment.get(f"SHOAL_PORT_{CONTROL_PORT.upper()}", "0"))
-    hosts = RemoteHosts(plan, document, hosts=spec.parallelism, around=around, port=port, clock=clock)
+    hosts = RemoteHosts(
+        plan,
+        document,
+        hosts=spec.parallelism,
+        around=around,
+        port=port,
+        clock=clock,
+        most_crashes=spec.most_crashes,
+    )
     life = Life(around, spec, hosts, StepTelling(plan.physical, clock), given.deployed_for)
     flow = RunningFlow(spec.name, plan, spec.flow_settings(""), clock, hosts)
     threading.Thread(target=life.run, args=(flow,), name="job", daemon=True).start()

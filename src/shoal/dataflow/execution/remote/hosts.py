@@ -36,6 +36,7 @@ from shoal.dataflow.execution.hosts.control_messages import (
 from shoal.dataflow.execution.hosts.linked import HostLostError, Linked, LinkedHosts
 from shoal.dataflow.execution.hosts.task_host import HostListener
 from shoal.dataflow.execution.remote.connections import receive_peer
+from shoal.dataflow.execution.remote.crashes import Crashes
 from shoal.dataflow.execution.remote.surroundings import Surroundings
 from shoal.dataflow.language.logical import Sink, Source
 from shoal.dataflow.plan.documents import PlanDocument
@@ -78,7 +79,15 @@ class RemoteHosts(LinkedHosts):
     """The task hosts of a job, as workloads."""
 
     def __init__(
-        self, plan: PreparedPlan, document: PlanDocument, *, hosts: int, around: Surroundings, port: int, clock: Clock
+        self,
+        plan: PreparedPlan,
+        document: PlanDocument,
+        *,
+        hosts: int,
+        around: Surroundings,
+        port: int,
+        clock: Clock,
+        most_crashes: int = 3,
     ) -> None:
         super().__init__(plan, document, hosts=hosts, clock=clock)
         self._plan = plan
@@ -86,6 +95,9 @@ class RemoteHosts(LinkedHosts):
         self._present = threading.Condition()
         self._peers: dict[int, _Peer] = {}
         now = clock.monotonic()
+        self._crashes = Crashes(most_crashes)
+        #: The hosts that were given work of the present epoch and did not come back since.
+        self._working: set[int] = set()
         #: The generation and the process of each host that was here last.
         self._processes: dict[int, tuple[int, int]] = {}
         #: Pairs of hosts that lost each other while both lived: how often, and when last.
@@ -162,7 +174,12 @@ class RemoteHosts(LinkedHosts):
             if before is not None and before.hello.generation > hello.generation:
                 log.warning("task host %d of an older generation was refused", hello.number)
                 return False
-            if self._processes.get(hello.number) != (hello.generation, hello.pid):
+            generation, pid = self._processes.get(hello.number, (0, 0))
+            if hello.number in self._working:
+                self._working.discard(hello.number)
+                if generation == hello.generation and pid != hello.pid:
+                    self._crashes.died(hello.number)
+            if (generation, pid) != (hello.generation, hello.pid):
                 self._processes[hello.number] = (hello.generation, hello.pid)
                 self._cuts = {pair: each for pair, each in self._cuts.items() if hello.number not in pair}
             self._peers[hello.number] = _Peer(hello, link)
@@ -197,9 +214,13 @@ class RemoteHosts(LinkedHosts):
 
     def begin(self, share: HostShare, found: Checkpoint | None, listener: HostListener) -> None:
         """Wait for every host, and let them build their tasks."""
-        del found  # hosts read their parts themselves
         self._epochs += 1
         peers = self._gather()
+        number = self._crashes.begin(share.checkpoint)
+        if number is not None:
+            tasks = [task for task, host in self._host_of.items() if host == number]
+            node = peers[number].hello.node
+            raise self._crashes.error(number, node, self._plan.physical, share, tasks=tasks, found=found)
         key = SystemEntropy().token(40).encode()
         is_spread = len({(each.hello.host_id or each.hello.node) for each in peers.values()}) > 1
         if is_spread:
@@ -230,6 +251,7 @@ class RemoteHosts(LinkedHosts):
                 self._present.wait(1.0)
             for peer in fresh.values():
                 peer.is_used = True
+            self._working = set(fresh)
             return fresh
 
     def _describe(self, number: int) -> str:

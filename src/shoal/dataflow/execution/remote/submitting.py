@@ -48,6 +48,7 @@ class JobNeeds:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
+    most_crashes: int = 3
 
 
 @dataclass(frozen=True, slots=True)
