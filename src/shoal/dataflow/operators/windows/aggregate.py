@@ -53,6 +53,9 @@ _PANE = "__pane"
 #: Results of more windows are never in memory at once: those made in a matrix, and those of windows with few rows.
 _MOST_AT_ONCE = 256
 _MOST_SMALL = 4096
+#: What a pane costs in a matrix, in results of spans: so many, and one more for so many keys.
+_RESULTS_OF_A_PANE = 128
+_RESULTS_OF_KEYS = 8
 
 
 class WindowAggregate(Aggregating):
@@ -346,8 +349,9 @@ class WindowAggregate(Aggregating):
         block = together(block, [(pane, present_only(sparse)) for pane, sparse in alone])
         most = spans.MOST_RESULTS
         if self._matrix is not None and self._matrix.is_quick(min(len(ends), _MOST_AT_ONCE)):
-            # A matrix pays for every pane, also of the window before its first end; a span for every result.
-            most = (self._window.size // self._window.pane + _MOST_AT_ONCE) // 4
+            # A matrix pays for every pane, also of the window before its first end, and every key; a span for a result.
+            panes = 1 + self._window.size // self._window.pane / min(len(ends), _MOST_AT_ONCE)
+            most = int(panes * (_RESULTS_OF_A_PANE + len(self._index) // _RESULTS_OF_KEYS))
         portions = spans.turns(block, specs, self._window, ends, len(self._index), most=most)
         for portion in portions or ():
             many = spans.results(block, specs, self._window, portion)
