@@ -103,7 +103,7 @@ FIGURES = (
     *_pair("podman_run", f"The peer: `podman run -d` of the same image and command, {FULL.starts} times"),
     *_pair("container_start_over_podman", "What the start takes longer than the peer", bars=(150, 300)),
     *_pair("container_stop", "From the request to delete a running container to the event that it is gone"),
-    *_idle("containers", "agent, guards and engine service", optional=True),
+    *_idle("containers", "agent, keeper and engine service", optional=True),
     *_idle("processes", "agent and keeper", optional=False),
 )
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from shoal.runtimes.container.podman_settings import service_settings
 from tests.services.absence import do_without
-from tests.services.leftovers import directory_of_run
+from tests.services.leftovers import directory_of_run, network_lock
 
 PACKAGES = {"podman": "podman", "runc": "runc", "iptables": "iptables", "busybox": "busybox-static"}
 IMAGE = "localhost/shoal-test:1"
@@ -126,7 +126,7 @@ def _own_network(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for number in range(100):
-            lock = stack.enter_context(Path(f"/var/tmp/shoal-test-network-{number}").open("w"))
+            lock = stack.enter_context(network_lock(number).open("w"))
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

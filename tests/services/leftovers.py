@@ -9,7 +9,9 @@ mounts.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -30,6 +32,8 @@ LOOK_EVERY = 0.3
 PLACE = Path("/var/tmp")
 KINDS = ("podman", "docker")
 _PROC = Path("/proc")
+#: The addresses of the engines of tests.
+_TEST_NETWORK = re.compile(r"10\.1(\d\d)\.")
 #: Python ends these with the process whose children they are.
 _PYTHON_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -154,7 +158,24 @@ def _serves_others(command: str) -> bool:
     program, _, arguments = command.partition(" --config ")
     if not program.endswith("/aardvark-dns"):
         return False
-    return any(entry.name != "aardvark.pid" for entry in Path(arguments.split()[0]).iterdir())
+    networks = (entry for entry in Path(arguments.split()[0]).iterdir() if entry.name != "aardvark.pid")
+    return any(_is_used(entry.read_text()) for entry in networks)
+
+
+def network_lock(number: int) -> Path:
+    """Locked by the run whose engine has the addresses 10.<100 + number>.*."""
+    return PLACE / f"shoal-test-network-{number}"
+
+
+def _is_used(network: str) -> bool:
+    """Whether a network, as the name server knows it, is none of tests, or of tests that still run."""
+    found = _TEST_NETWORK.match(network)
+    if found is None:
+        return True
+    with contextlib.suppress(BlockingIOError), network_lock(int(found[1])).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    return True
 
 
 @contextlib.contextmanager

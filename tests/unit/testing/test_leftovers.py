@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -124,3 +125,25 @@ def test_the_mounts_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ru
 
 def test_a_run_that_a_test_starts_is_part_of_its_run() -> None:
     assert leftovers.begin_run() is False
+
+
+@pytest.mark.parametrize(
+    ("network", "is_locked", "serves_others"),
+    [("10.103.0.1\nfd3 10.103.0.5 web\n", False, False), ("10.103.128.1\n", True, True), ("10.88.0.1\n", False, True)],
+    ids=["of a run that ended", "of one that goes on", "of the machine"],
+)
+def test_the_name_server_of_engines_is_left_over_when_it_serves_only_tests_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, is_locked: bool, serves_others: bool
+) -> None:
+    monkeypatch.setattr(leftovers, "PLACE", tmp_path)
+    networks = tmp_path / "aardvark-dns"
+    networks.mkdir()
+    (networks / "aardvark.pid").write_text("1")
+    command = f"/usr/lib/podman/aardvark-dns --config {networks} -p 53 run"
+    assert not leftovers._serves_others(command)
+    (networks / "some").write_text(network)
+    with leftovers.network_lock(3).open("w") as lock:
+        if is_locked:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert leftovers._serves_others(command) is serves_others
+    assert not leftovers._serves_others(FOREVER[0])
