@@ -357,6 +357,21 @@ async def test_a_model_server_that_does_not_answer_is_unbound(stage):
         await bound_in_tree(stage, [f"entry:{ME}"])
 
 
+async def test_a_mistake_in_the_program_that_keeps_registrations_away_ends_the_agent(stage, monkeypatch):
+    async with stage.layout_agent() as (agent, _):
+        await until(lambda: agent._registrar._settled.is_set())
+
+        async def create(*_args: object, **_more: object) -> str:
+            raise TypeError("a mistake")
+
+        monkeypatch.setattr(agent._parts.store, "create", create)
+        await stage.declare("m", "entry")
+        await stage.catalog.publish("m:entry", "prod")
+        with pytest.raises(TypeError, match="a mistake"):
+            async with asyncio.timeout(20):
+                await agent.failed()
+
+
 async def test_a_model_server_that_never_listens_ends_the_start(stage):
     async def never(_port: int) -> bool:
         return False

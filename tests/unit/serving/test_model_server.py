@@ -125,6 +125,7 @@ async def test_a_reload_waits_for_what_is_loaded(serve):
     await reloading
 
 
+@pytest.mark.looptime
 async def test_reloads_are_taken_one_by_one_also_when_nobody_waits_for_them(serve):
     server, client = await serve()
     server.models.hold("m")
