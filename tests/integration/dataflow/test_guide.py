@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ["docs/dataflow.md", "docs/topics.md", "README.md"]
+PAGES = ["docs/dataflow.md", "docs/records.md", "docs/tables.md", "docs/topics.md", "README.md"]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 

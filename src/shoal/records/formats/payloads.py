@@ -29,6 +29,13 @@ class Payloads:
     #: The source of each record, where the header of a frame has it; else zeros.
     source_keys: NDArray[np.uint32]
 
+    def __post_init__(self) -> None:
+        # Kernels are compiled for arrays that nobody writes: another kind would be compiled while records are parsed.
+        if self.data.flags.writeable:
+            data = self.data.view()
+            data.flags.writeable = False
+            object.__setattr__(self, "data", data)
+
     @classmethod
     def of(cls, records: Sequence[bytes], *, path: str = "<memory>") -> Payloads:
         """Records that are already in memory. The offset of each is its number."""

@@ -91,6 +91,7 @@ class LineIds:
         if refused:
             raise LineIdError(refused)
         self._data = np.concatenate((self._data, np.frombuffer(b"".join(pieces), np.uint8)))
+        self._data.flags.writeable = False  # as `Payloads` are
         self._los, self._his = los, his
 
     def array(self, name: str) -> Any:
