@@ -32,6 +32,8 @@ from shoal.tables.workers import Workers
 Flags = npt.NDArray[np.bool_]
 SETTINGS_FILE = "settings"
 _LATEST = 2**32 - 1
+#: Seconds by which events may be ahead of the clock. Those of a later time do not make others expire.
+MOST_AHEAD = 86_400
 _NO_STATES = np.zeros((0, 0), np.float32)
 
 
@@ -41,7 +43,7 @@ class TimeBasis(enum.StrEnum):
     UNKNOWN = "unknown"
     """Nothing was written yet."""
     EVENT = "event_time"
-    """Those of the events, as the caller gave them; "now" is the newest of them."""
+    """Those of the events, as the caller gave them; "now" is the newest of them, and a day after the clock at most."""
     ARRIVAL = "arrival"
     """Those of the calls; "now" is the clock of this process."""
 
@@ -248,7 +250,7 @@ class EmbeddingTable:
                 raise InvalidError([problem("times", basis, rule)])
             if basis is not TimeBasis.UNKNOWN:
                 self._basis = basis
-            self._newest = max(self._newest, newest)
+            self._see(newest)
             with self._workers.lead(keys.size) as parts:
                 self._write(self._jobs.assign(keys, times, values, states, parts))
 
@@ -434,7 +436,12 @@ class EmbeddingTable:
     def _set_times(self, basis: TimeBasis, times: Words) -> None:
         if times.size:
             self._basis = basis
-            self._newest = max(self._newest, int(times.max()))
+            self._see(int(times.max()))
+
+    def _see(self, newest: int) -> None:
+        """Note the newest time. One event with a made-up time must not let every other id expire."""
+        latest = int(self._clock.wall().timestamp()) + MOST_AHEAD
+        self._newest = max(self._newest, min(newest, latest))
 
     def _now(self) -> int:
         if self._basis is TimeBasis.ARRIVAL:

@@ -176,6 +176,25 @@ def test_an_older_event_does_not_make_an_id_older() -> None:
     assert (table.lookup([1, 2])[:, 0] > 0).tolist() == [True, False]
 
 
+def test_one_event_of_the_far_future_does_not_expire_the_others() -> None:
+    clock = Hands()
+    settings = TableSettings(SLICES, expiry=ExpirySettings(7 * 86_400))
+    table = EmbeddingTable(settings, clock=clock)
+    today = int(clock.now.timestamp())
+    push(table, [1, 2], event_times=today)
+    push(table, [3], event_times=2**32 - 1)
+    assert (table.expire(), table.statistics().newest) == (0, today + 86_400)
+    copy = EmbeddingTable(settings, clock=clock)
+    for entries in table.entries():
+        copy.restore(entries, TimeBasis.EVENT, newest=2**32 - 1)
+    assert (copy.expire(), len(copy)) == (0, 3)
+    # Time goes on as before.
+    clock.now += timedelta(days=7)
+    push(table, [4], event_times=today + 7 * 86_400)
+    assert table.expire() == 2
+    assert (table.lookup([1, 2, 3, 4])[:, 0] > 0).tolist() == [False, False, True, True]
+
+
 def test_by_arrival_with_the_clock() -> None:
     clock = Hands()
     table = EmbeddingTable(TableSettings(SLICES, expiry=ExpirySettings(3600)), clock=clock)

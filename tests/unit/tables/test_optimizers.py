@@ -104,7 +104,7 @@ def run(optimizer, dim: int, slices: tuple[SliceSettings, ...], number: int, beg
             gradient[:] = 0
         table.apply([42], gradient[None], step=step * 2)
         own = [float(each) for each in gradient[start : start + dim]]
-        rate = optimizer.learning_rate
+        rate = slices[number].rate_at(step * 2)
         weights, state = RULES[optimizer.kind](optimizer, weights, state, own, rate, step * 2)
         np.testing.assert_allclose(table.lookup([42])[0, start : start + dim], weights, rtol=2e-5, atol=2e-6)
         found = states_of(table, number)[0]
@@ -130,6 +130,14 @@ def test_equals_the_scalar_rule_between_other_slices(optimizer) -> None:
         SliceSettings(1, optimizer=Ftrl()),
     )
     run(optimizer, dim, slices, 1, 0.0)
+
+
+@pytest.mark.parametrize("optimizer", CASES, ids=repr)
+def test_equals_the_scalar_rule_with_a_schedule(optimizer) -> None:
+    """Also those that Monolith leaves at their first rate, such as RMSprop."""
+    dim = 1 if isinstance(optimizer, BatchSoftmax) else 2
+    falling = ExponentialRate(0.2, 0.5, 4)
+    run(optimizer, dim, (SliceSettings(dim, initializer=Zeros(), optimizer=optimizer, learning_rate=falling),), 0, 0.0)
 
 
 def test_a_gradient_of_zero_on_an_empty_accumulator_changes_nothing() -> None:

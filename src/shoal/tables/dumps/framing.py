@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,12 @@ def frame_lines(payloads: npt.NDArray[np.uint8]) -> bytes:
     return made.tobytes()
 
 
+def offsets_before(end: int, records: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Where records begin that follow one another and end there."""
+    sizes = np.fromiter(map(len, records), np.int64, len(records)) + HEADER_SIZE + TRAILER_SIZE
+    return end - np.cumsum(sizes[::-1])[::-1]
+
+
 class RecordReader:
     """The payloads of a file of records, checked.
 
@@ -41,8 +48,8 @@ class RecordReader:
         self._name = name
         self._longest = longest
         self._held = b""
-        #: Where the held bytes begin in the source.
-        self._offset = 0
+        #: Where the next record begins in the source.
+        self.offset = 0
 
     def take(self, most: int) -> list[bytes]:
         """Some of the next payloads, at most so many; none at the end.
@@ -62,7 +69,7 @@ class RecordReader:
             if length is not None:
                 shown = len(self._held) - HEADER_SIZE
                 words = f"the file ends within a record of {length} bytes"
-                raise CorruptError(self._name, self._offset, words, value=shown)
+                raise CorruptError(self._name, self.offset, words, value=shown)
             break
         return []
 
@@ -74,15 +81,15 @@ class RecordReader:
         pairs = zip(starts[:count].tolist(), lengths[:count].tolist(), strict=True)
         found = [self._held[start : start + length] for start, length in pairs]
         self._held = self._held[end:]
-        self._offset += end
+        self.offset += end
         return found
 
     def _length_of_next(self) -> int:
         """The length of the first held record, which is not whole, or wrong."""
         header = self._held[:HEADER_SIZE]
-        length = record_length(header, name=self._name, offset=self._offset, max_record=self._longest)
+        length = record_length(header, name=self._name, offset=self.offset, max_record=self._longest)
         if len(self._held) >= HEADER_SIZE + length + TRAILER_SIZE:
-            raise CorruptError(self._name, self._offset, "the checksum of the record is wrong")
+            raise CorruptError(self._name, self.offset, "the checksum of the record is wrong")
         return length
 
     def _read_more(self) -> bool:

@@ -19,7 +19,7 @@ from shoal.core import files
 from shoal.core.errors import CorruptError, InvalidError, problem
 from shoal.core.tfrecords import frame, read_records
 from shoal.tables.dumps.entries import Templates
-from shoal.tables.dumps.framing import RecordReader, frame_lines
+from shoal.tables.dumps.framing import RecordReader, frame_lines, offsets_before
 from shoal.tables.dumps.shards import DumpWriter, counts_path, find
 from shoal.tables.dumps.snappy import SnappyReader, SnappyWriter
 from shoal.tables.layout import Floats
@@ -107,10 +107,12 @@ def load_tables(
             for name, count in counts:
                 taken = _store(path, tables[name], records, basis, count)
                 if taken != count:
-                    raise CorruptError(path, 0, f"table {name} has {taken} entries and not {count}, as its count says")
+                    rule = f"table {name} has {taken} entries and not {count}, as its count says"
+                    raise CorruptError(path, records.offset, rule)
                 loaded[name] += taken
+            end = records.offset
             if records.take(1):
-                raise CorruptError(path, 0, "there are more entries than the counts say")
+                raise CorruptError(path, end, "there are more entries than the counts say")
     return loaded
 
 
@@ -167,13 +169,15 @@ def _store(path: str, table: EmbeddingTable, records: RecordReader, basis: TimeB
     """Decode up to so many entries and store them, some at a time. Returns how many there were."""
     stored = 0
     while some := records.take(min(CHUNK, count - stored)):
-        _store_some(path, table, some, basis, stored)
+        _store_some(path, table, some, basis, offsets_before(records.offset, some))
         stored += len(some)
     return stored
 
 
-def _store_some(path: str, table: EmbeddingTable, records: Sequence[bytes], basis: TimeBasis, before: int) -> None:
-    """Decode and store some entries, of which so many came before."""
+def _store_some(
+    path: str, table: EmbeddingTable, records: Sequence[bytes], basis: TimeBasis, offsets: npt.NDArray[np.int64]
+) -> None:
+    """Decode and store some entries, given where each begins."""
     found = Entries(
         np.zeros(len(records), np.int64),
         np.zeros(len(records), np.int64),
@@ -190,14 +194,14 @@ def _store_some(path: str, table: EmbeddingTable, records: Sequence[bytes], basi
             left[at] = False
     others = np.flatnonzero(left)
     if others.size:
-        _put(found, others, _decode(path, table, {before + each: records[each] for each in others.tolist()}))
+        _put(found, others, _decode(path, table, {int(offsets[each]): records[each] for each in others.tolist()}))
     wrong = (found.times < 0) | (found.times >= 2**32)
     if wrong.any():
-        raise CorruptError(path, 0, f"the time of entry {found.ids[wrong][0]} is out of range")
+        raise CorruptError(path, int(offsets[wrong][0]), f"the time of entry {found.ids[wrong][0]} is out of range")
     try:
         table.restore(found, basis, newest=int(found.times.max()))
     except InvalidError as error:
-        raise CorruptError(path, 0, error.message) from None
+        raise CorruptError(path, int(offsets[0]), error.message) from None
 
 
 def _put(to: Entries, places: npt.NDArray[np.int64], some: Entries) -> None:
@@ -208,13 +212,13 @@ def _put(to: Entries, places: npt.NDArray[np.int64], some: Entries) -> None:
 
 
 def _decode(path: str, table: EmbeddingTable, records: Mapping[int, bytes]) -> Entries:
-    """Entries that are not written as serializers write them, by their numbers."""
+    """Entries that are not written as serializers write them, by their offsets."""
     held, width = [], table.layout.width
-    for number, record in records.items():
+    for offset, record in records.items():
         try:
             each = pb.EntryDump.FromString(record)
         except DecodeError:
-            raise CorruptError(path, 0, f"record {number + 1} is no EntryDump") from None
+            raise CorruptError(path, offset, "the record is no EntryDump") from None
         if len(each.num) != width:
             rule = f"must have the {width} weights of table {table.settings.name!r}"
             raise InvalidError([problem(f"entry {each.id}", len(each.num), rule)], what=path)
