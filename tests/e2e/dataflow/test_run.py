@@ -229,6 +229,48 @@ def test_a_run_leaves_a_savepoint_and_another_goes_on_from_it(
     assert call(tmp_path, "-m", "shoal", "savepoint", "delete", "my_app:app", "first").returncode == 0
 
 
+def test_a_run_goes_back_to_a_checkpoint_when_duplicates_are_accepted(
+    tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "my_app.py").write_text(ENDLESS)
+
+    def run_until(rows: int, *options: str) -> None:
+        process = begin("-m", "shoal", "run", "my_app:app", "--exactly-once", *options)
+        until(lambda: len(ids(tmp_path, "copies")) >= rows)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+    send(tmp_path, range(10))
+    run_until(10, "--savepoint", "first")  # so that it is not removed
+    (kept,) = (tmp_path / ".shoal/shop/checkpoints/shop.copies").glob("*/savepoint*")
+    number = str(int(kept.parent.name))
+    send(tmp_path, range(10, 20))
+    run_until(20)
+    refused = call(tmp_path, "-m", "shoal", "run", "my_app:app", "--exactly-once", "--from-checkpoint", number)
+    assert refused.returncode == 1
+    assert f"would go on from checkpoint {number}" in refused.stderr
+    assert f"--from-checkpoint {number} --accept-duplicates" in refused.stderr
+    assert ids(tmp_path, "copies") == list(range(20))
+    run_until(30, "--from-checkpoint", number, "--accept-duplicates")
+    assert ids(tmp_path, "copies") == [*range(20), *range(10, 20)]
+    run_until(50, "--from-checkpoint", "0", "--accept-duplicates")
+    assert ids(tmp_path, "copies") == [*range(20), *range(10, 20), *range(20)]
+
+
+@pytest.mark.parametrize("way", ["shoal run", "App.run"])
+def test_tasks_run_in_child_processes(tmp_path: Path, way: str) -> None:
+    program = BOUNDED.replace("Stream.from_dicts(rows)", "Stream.from_dicts(rows).map(speak)").replace(
+        "@app.dataflow()", "def speak(batch):\n    print('spoken')\n    return batch\n\n\n@app.dataflow()"
+    )
+    (tmp_path / "my_app.py").write_text(program.replace("app.run()", "app.run(processes=2)"))
+    command = ("my_app.py",) if way == "App.run" else ("-m", "shoal", "run", "my_app:app", "--processes", "2")
+    done = call(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert "[host 0] spoken" in done.stderr
+    lines = [line for each in (tmp_path / "large").glob("*.jsonl") for line in each.read_text().splitlines()]
+    assert sorted(json.loads(line)["id"] for line in lines) == [7, 8, 9]
+
+
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]) -> None:
     (tmp_path / "my_app.py").write_text(
         ENDLESS.replace('.to_kafka("copies")', ".to_callback(stuck)")

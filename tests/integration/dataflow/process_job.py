@@ -2,15 +2,19 @@
 
 Reads the topic `in` to its end, sums by key and window, and writes the topic `out` and files once. With `N` 0 tasks are
 threads. Fault points of host n in epoch m are armed by the environment, `SHOAL_FAULTS_HOST_n_EPOCH_m`; those of the
-coordinator as usual. Prints a line when it runs, and how often it recovered at its end.
+coordinator as usual. With `SHOAL_TEST_ZOMBIE` a host that is stopped is not killed, and wakes up in the next epoch.
+Prints a line when it runs, and how often it recovered at its end.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from shoal.core import faults
 from shoal.dataflow.api.streams.stream import Stream
@@ -20,12 +24,13 @@ from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from tests.integration.dataflow.zombies import Zombies
 from tests.unit.dataflow.execution.flows import SCHEMA
 
 
 def slowly(batch: Any) -> Any:
     """Takes its time, so that there are several checkpoints before the end."""
-    time.sleep(0.02)
+    time.sleep(float(os.environ.get("SHOAL_TEST_SLEEP", "0.02")))
     return batch
 
 
@@ -47,6 +52,7 @@ def _named(node: Node, uid: str) -> Node:
 def main(broker: str, directory: str, processes: str, suffix: str = "") -> None:
     """Run it."""
     faults.arm_from_environment()
+    zombies = Zombies(pytest.MonkeyPatch()) if "SHOAL_TEST_ZOMBIE" in os.environ else None
     settings = FlowSettings(
         batch_rows=8,
         checkpoint=CheckpointSettings(directory=f"{directory}/checkpoints", interval=0.1, min_pause=0.0),
@@ -60,6 +66,8 @@ def main(broker: str, directory: str, processes: str, suffix: str = "") -> None:
     )
     print("running", flush=True)
     try:
+        if zombies is not None:
+            zombies.wake(flow)
         flow.wait()
     except BaseException:
         flow.abort()

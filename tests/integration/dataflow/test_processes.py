@@ -27,6 +27,7 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.execution import engine
+from shoal.dataflow.execution.hosts.processes import DEADLINE
 from shoal.dataflow.execution.progress import step_progress
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import OperatorFailedError, StepInput
@@ -170,9 +171,32 @@ def test_a_host_that_is_killed_while_tasks_are_built_again_is_replaced(jobs, poi
     job.check()
 
 
-def test_a_host_that_is_stopped_longer_than_the_time_out_is_replaced_and_its_zombie_changes_nothing(jobs):
+def test_a_host_that_is_stopped_longer_than_the_time_out_is_replaced(jobs):
     job = jobs(SHOAL_FAULTS_HOST_1_EPOCH_1="dataflow.commit.before=stop@1")
     job.wait_running()
+    assert job.wait() >= 1
+    job.check()
+
+
+ZOMBIE = {"SHOAL_TEST_ZOMBIE": "1", "SHOAL_TEST_SLEEP": "0.2"}
+
+
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param(each, marks=() if each == "dataflow.commit.before" else pytest.mark.long) for each in HOST_POINTS],
+)
+def test_a_zombie_that_wakes_up_when_its_region_has_gone_on_changes_nothing(jobs, point, host):
+    job = jobs(**{f"SHOAL_FAULTS_HOST_{host}_EPOCH_1": f"{point}=stop@1"}, **ZOMBIE)
+    assert job.wait() >= 1
+    job.check()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["dataflow.prepare.after", "dataflow.commit.before"])
+def test_a_zombie_on_kafka_changes_nothing(jobs, kafka_broker: KafkaBroker, point):
+    where = {"broker": kafka_broker.address, "suffix": f"-{SystemEntropy().token(8)}"}
+    job = jobs(**where, SHOAL_FAULTS_HOST_0_EPOCH_1=f"{point}=stop@1", **ZOMBIE)
     assert job.wait() >= 1
     job.check()
 
@@ -193,6 +217,22 @@ def test_a_killed_coordinator_leaves_no_host_and_the_next_goes_on(jobs):
     again.check()
     assert list(Path(where).iterdir()) == [], "the next one does it"
     Path(where).rmdir()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_no_host_outlives_a_killed_coordinator_for_long(jobs, seconds):
+    """Its deadline is three seconds away at most. Wherever between two extensions of it the coordinator is killed."""
+    name = f"outlived-{SystemEntropy().token(8)}"
+    job = jobs(SHOAL_TEST_JOB=name, SHOAL_TEST_SLEEP="5")
+    job.wait_running()
+    assert len(processes_of(name, "shoal.dataflow.execution.hosts.host_process")) == 2
+    time.sleep(seconds)
+    job.process.kill()
+    killed = time.monotonic()
+    wait_until(lambda: not processes_of(name, "shoal.dataflow.execution.hosts.host_process"))
+    assert time.monotonic() - killed < 2 * DEADLINE
+    wait_until(lambda: not processes_of(name, "shoal.runtimes.keeper"))
 
 
 def processes_of(job: str, module: str) -> list[int]:

@@ -6,23 +6,22 @@ Also over child processes, which see nothing of each other but what the coordina
 from __future__ import annotations
 
 import json
-import threading
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal import Stream, col
 from shoal.dataflow.connectors.files.sinks import JsonLinesSink
-from shoal.dataflow.connectors.memory import CallbackSink
 from shoal.dataflow.connectors.topics.brokers import topics_of
-from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import Sink, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.topics.base import records
 from tests.integration.dataflow.growing_topic import GrowingTopic
+from tests.integration.dataflow.slow_topic import CountedTopic, SlowTopic
 from tests.unit.dataflow.execution.flows import MICROS, SCHEMA, window_sums
 
 pytestmark = pytest.mark.integration
@@ -88,48 +87,35 @@ def test_partitions_that_appear_are_read_once_and_after_a_restart_too(tmp_path: 
     assert written() == sorted(f"{partition}{run}" for partition in range(5) for run in "ab")
 
 
-def test_a_task_waits_for_a_slower_one(tmp_path: Path):
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_task_waits_for_a_slower_one(tmp_path: Path, processes):
     """One task reads a partition, the other one stands still in its own. The first does not get far ahead."""
     broker = str(tmp_path / "log")
     create(broker, 2)
     for partition in range(2):
         append(broker, partition, [row("a", at) for at in range(4000)])
-    may_go_on, is_held = threading.Event(), threading.Event()
-    read = {"0": 0, "1": 0}
-
-    class Watching(TopicSource):
-        """The source. Partition 1 brings one row until it may go on."""
-
-        def open_reader(self, splits, schema, *, clock):
-            reader = super().open_reader(splits, schema, clock=clock)
-            fetch, hold = reader.fetch, reader.hold
-
-            def slow(*, max_rows: int, timeout: float):
-                mine = splits[0].name
-                if not may_go_on.is_set():
-                    if mine == "1" and read["1"]:
-                        time.sleep(timeout)
-                        return None
-                    time.sleep(0.005)
-                    max_rows = 1
-                found = fetch(max_rows=max_rows, timeout=timeout)
-                read[mine] += 0 if found is None else found.batch.num_rows
-                return found
-
-            def held(names):
-                if "0" in names:
-                    is_held.set()
-                return hold(names)
-
-            reader.fetch, reader.hold = slow, held
-            return reader
-
-    source = Source(connector=Watching("in", broker, schema=SCHEMA, bounded=True), schema=SCHEMA, time=MICROS)
+    source = Source(connector=SlowTopic("in", broker, schema=SCHEMA, bounded=True), schema=SCHEMA, time=MICROS)
     timed = window_sums(source)  # something that needs event time
-    sink = Sink(inputs=(timed,), connector=CallbackSink(make_ref(lambda _batch: None)))
-    flow = engine.start([sink], parallelism=2, settings=FlowSettings(split_drift=60.0))
-    wait_until(is_held.is_set, flow)
-    assert 60 < read["0"] < 4000
-    may_go_on.set()
+    sink = Sink(inputs=(timed,), connector=JsonLinesSink(str(tmp_path / "out")))
+    flow = engine.start([sink], parallelism=2, settings=FlowSettings(split_drift=60.0), processes=processes)
+    wait_until((tmp_path / "log.held").exists, flow)
+
+    def read() -> int:
+        return sum(each.rows for each in flow.metrics().steps if each.name.startswith("source"))
+
+    wait_until(lambda: read() > 60, flow)  # processes report what they have read from time to time
+    assert read() < 4000
+    (tmp_path / "log.go").touch()
     flow.wait(LONG)
-    assert read == {"0": 4000, "1": 4000}
+    assert read() == 8000
+
+
+def test_no_task_looks_at_a_topic_again_for_its_columns(tmp_path: Path):
+    broker = str(tmp_path / "log")
+    create(broker, 2)
+    for partition in range(2):
+        append(broker, partition, [row("a", at) for at in range(10)])
+    stream = Stream.from_source(CountedTopic("in", broker, bounded=True)).filter(col("value") == 1)
+    report = engine.run([stream.to_json(str(tmp_path / "out")).node], parallelism=2, processes=2)
+    assert sum(each.rows for each in report.steps if each.name.startswith("source")) == 20
+    assert set((tmp_path / "log.sampled").read_text().split()) == {str(os.getpid())}

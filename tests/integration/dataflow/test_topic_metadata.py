@@ -9,16 +9,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError
 from shoal.dataflow.api.streams.stream import Stream
-from shoal.dataflow.connectors.topics.brokers import topics_of
+from shoal.dataflow.connectors.topics.brokers import add_settings, topics_of
 from shoal.dataflow.connectors.topics.metadata import TYPES
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col
 from shoal.topics.base import records
 from shoal.topics.codecs import codec
+from shoal.topics.kafka import KafkaSettings
+from shoal.topics.kafka.interface import interface
+from tests.services.kafka import KafkaBroker, kafka_broker
 
 pytestmark = pytest.mark.integration
+
+__all__ = ["kafka_broker"]
 
 SCHEMA = {"json": {"n": "int64"}, "raw": {"value": "binary"}, "string": {"value": "string"}, "arrow": {"n": "int64"}}
 COUNT = 7
@@ -29,7 +35,7 @@ def broker(tmp_path: Path) -> str:
     return str(tmp_path / "log")
 
 
-def fill(broker: str, name: str) -> None:
+def fill(broker: str, name: str, topic: str = "t") -> None:
     """Records with keys, times and headers, over two partitions."""
     rows = pa.RecordBatch.from_pydict({"n": list(range(COUNT))})
     values = (
@@ -46,9 +52,9 @@ def fill(broker: str, name: str) -> None:
         headers=[{"source": str(each).encode()} for each in range(COUNT)],
     )
     with topics_of(broker) as topics:
-        topics.create("t", partitions=2)
+        topics.create(topic, partitions=2)
         with topics.writer() as writer:
-            writer.append("t", batch, partition=pa.array([each % 2 for each in range(COUNT)]))
+            writer.append(topic, batch, partition=pa.array([each % 2 for each in range(COUNT)]))
             writer.flush()
 
 
@@ -85,6 +91,24 @@ def test_facts_of_records_are_columns(broker, name, chosen):
     for fact in chosen:
         assert found(table, fact) == [expected(number)[fact] for number in range(COUNT)]
         assert sorted(map(str, found(alone.collect(), fact))) == sorted(str(expected(n)[fact]) for n in range(COUNT))
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["C interface", "Python interface"])
+@pytest.mark.parametrize("name", ["json", "raw"])
+def test_facts_of_records_on_kafka_are_columns(kafka_broker: KafkaBroker, name, native):
+    broker = f"kafka://native-{native}@{kafka_broker.address}"
+    add_settings({broker: KafkaSettings(kafka_broker.address, native=native)})
+    topic = f"facts-{SystemEntropy().token(8)}"
+    fill(broker, name, topic)
+    with topics_of(broker) as topics:
+        assert (topics._settings.native, interface().binding is not None) == (native, True)
+    stream = Stream.from_kafka(
+        broker, topic, "g", schema=SCHEMA[name], codec_type=name, bounded=True, metadata=list(TYPES)
+    )
+    order = "n" if name == "json" else "value"
+    table = stream.collect().sort_by(order)
+    for fact in TYPES:
+        assert found(table, fact) == [expected(number)[fact] for number in range(COUNT)]
 
 
 def test_columns_may_have_names_of_ones_own_and_are_found_without_a_schema(broker):
