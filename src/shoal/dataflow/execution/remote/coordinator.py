@@ -197,7 +197,10 @@ class Life:
 
 
 def _words(error: BaseException) -> str:
-    return (error.message if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}")[:_MOST_MESSAGE]
+    """An error in one line: what it says, and its details, such as the rows that a step failed on."""
+    if not isinstance(error, ShoalError):
+        return f"{type(error).__name__}: {error}"[:_MOST_MESSAGE]
+    return "; ".join([error.message, *(f"{label}: {text}" for label, text in error.details)])[:_MOST_MESSAGE]
 
 
 def _add_brokers(spec: DataflowSpec, environment: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from shoal.dataflow.execution.coordinator.running import FlowMetrics
 from shoal.dataflow.execution.remote.board import Answer
 from shoal.dataflow.execution.remote.coordinator import Life
 from shoal.dataflow.fleet.reports import Phase
+from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 
 
 class Flow:
@@ -80,3 +81,16 @@ def test_a_savepoint_that_fails_is_answered_and_the_next_one_may_be_good(error):
     flow.error = None
     report = ask(made, request=3, taken=2)
     assert (report.savepoint, report.refusal) == ("/c/a.b/7", "")
+
+
+def test_the_message_of_a_job_that_failed_has_the_rows_and_the_offsets():
+    worked_on = StepInput("a: int64", ("{'a': 1}",), 64, True, "topic t, split 0, offsets 3 to 66")
+    flow = Flow()
+    flow.begin = lambda: None
+    flow.wait = lambda: (_ for _ in ()).throw(OperatorFailedError("sum", ValueError("no"), given=worked_on))
+    made = life(flow)
+    made.run(flow)
+    assert (made.report().phase, made.report().message) == (
+        Phase.FAILED,
+        "sum (task 0): ValueError: no; input: a: int64; row: {'a': 1}; read: topic t, split 0, offsets 3 to 66",
+    )
