@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bench.figures import Figure
 from bench.peers import Peer
 
-AREAS = ("control", "fleet", "runtimes", "dataflow", "discovery", "exchange", "tables")
+AREAS = ("control", "fleet", "runtimes", "dataflow", "discovery", "exchange", "jobs", "tables")
 
 #: Told what a number cannot say, in a sentence; it stands below the figures.
 Note = Callable[[str], None]

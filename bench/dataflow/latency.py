@@ -50,7 +50,8 @@ class Watcher:
         self._broker = broker
         self._topic = topic
         self._stopped = threading.Event()
-        self._seen: list[tuple[float, Any]] = []
+        #: When which records came.
+        self.seen: list[tuple[float, Any]] = []
         self.rows = 0
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -68,16 +69,20 @@ class Watcher:
             gc.freeze()  # else it is the watcher that sees rows late
             while not self._stopped.is_set():
                 for fetched in reader.read(timeout=0.05):
-                    self._seen.append((time.monotonic(), fetched.batch))
+                    self.seen.append((time.monotonic(), fetched.batch))
                     self.rows += fetched.batch.num_rows
+
+    def stop_reading(self) -> None:
+        """Read no more."""
+        self._stopped.set()
+        self._thread.join()
 
     def stop(self) -> list[tuple[int, float]]:
         """The id of each row, and how long it took in milliseconds."""
-        self._stopped.set()
-        self._thread.join()
+        self.stop_reading()
         decode = codec("json").decode
         found: list[tuple[int, float]] = []
-        for moment, batch in self._seen:
+        for moment, batch in self.seen:
             rows = decode(batch, SCHEMA).rows
             due = rows.column("ts").to_numpy()
             found += zip(rows.column("id").to_pylist(), (1000 * moment - due / 1000).tolist(), strict=True)
