@@ -359,7 +359,7 @@ async def test_a_model_server_that_does_not_answer_is_unbound(stage):
 
 async def test_a_mistake_in_the_program_that_keeps_registrations_away_ends_the_agent(stage, monkeypatch):
     async with stage.layout_agent() as (agent, _):
-        await until(lambda: agent._registrar._settled.is_set())
+        await until(agent._registrar._settled.is_set)
 
         async def create(*_args: object, **_more: object) -> str:
             raise TypeError("a mistake")
