@@ -14,6 +14,7 @@ from shoal.core import faults
 from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import session
+from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.hosts.base import LocalHosts
 from shoal.dataflow.language.expressions.trees import col
@@ -359,6 +360,7 @@ class DyingHosts(LocalHosts):
     def __init__(self, plan, clock):
         super().__init__(plan, clock)
         self.begun = 0
+        self.built = []
         DyingHosts.last = self
 
     @property
@@ -371,6 +373,7 @@ class DyingHosts(LocalHosts):
             raise UnavailableError("a task host did not start: signal 9")
         super().begin(share, found, listener)
         self.listener = listener
+        self.built.append(share.tasks)
 
 
 def start_dying(monkeypatch, directory, deaths):
@@ -396,3 +399,28 @@ def test_hosts_that_die_again_and_again_end_the_job(tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="did not start: signal 9"):
         flow.wait(60)
     assert DyingHosts.last.begun == 11
+
+
+def test_a_lost_host_takes_its_whole_dataflow_back_and_no_other_one(tmp_path, monkeypatch):
+    """Also what is not connected with its tasks: the checkpoints of a dataflow are of all of it."""
+    monkeypatch.setattr(engine, "LocalHosts", DyingHosts)
+    taps = [Tap() for _ in range(3)]
+    recordings = [Recording() for _ in taps]
+    for tap in taps:
+        feed(tap, batches(4))
+    sinks = [
+        recording_sink(window_sums(tap_source(tap, bounded=True, uid=f"in-{n}"), f"sums-{n}"), recording, f"out-{n}")
+        for n, (tap, recording) in enumerate(zip(taps, recordings, strict=True))
+    ]
+    other = engine.start(sinks[2:], name="other", settings=settings(tmp_path))
+    beside = DyingHosts.last
+    flow = engine.start(sinks[:2], name="job", settings=settings(tmp_path))
+    DyingHosts.last.listener.lost("process 1 is gone")
+    for tap in taps:
+        tap.close()
+    flow.wait(60)
+    other.wait(60)
+    assert (flow.recoveries, other.recoveries) == (1, 0)
+    assert DyingHosts.last.built == [(TaskId(0, 0), TaskId(1, 0))] * 2
+    assert beside.begun == 1
+    assert [visible(each) for each in recordings] == [expected_sums(batches(4))] * 3
