@@ -331,6 +331,25 @@ PROVOCATIONS = (
         says={"podman": r"unable to set memory limit to", "docker": r"Minimum memory limit allowed is"},
     ),
     Provocation(
+        "no command",
+        lambda it: it.start(Cmd=[]),
+        _SPEC,
+        says={"podman": r"no command or entrypoint provided", "docker": r"No command specified"},
+    ),
+    Provocation(
+        "two mounts in one place",
+        lambda it: it.start(HostConfig={"Binds": ["/var/tmp:/a", "/var/lib:/a"]}),
+        _SPEC,
+        says=_both(r"[Dd]uplicate mount (destination|point)"),
+    ),
+    Provocation("no signal", lambda it: it.start(StopSignal="SIGNONE"), _SPEC, says=_both(r"[Ii]nvalid signal: ")),
+    Provocation(
+        "relative directory",
+        lambda it: it.start(WorkingDir="etc"),
+        _SPEC,
+        says=_both(r"(needs to|must) be an absolute path"),
+    ),
+    Provocation(
         "no directory",
         lambda it: it.start(WorkingDir="/etc/passwd"),
         _SPEC,

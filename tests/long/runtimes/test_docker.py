@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from shoal.core.clock import SystemClock
+from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import Runtime
 from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.e2e.runtimes import test_container
 from tests.e2e.runtimes.containers import owner, registry
-from tests.e2e.runtimes.engine_failures import DISK, EngineFailures, Ground, away, check_refusal, silent
+from tests.e2e.runtimes.engine_failures import DISK, EngineFailures, Ground, Provocation, away, check_refusal, silent
 from tests.services.docker import Docker, private_docker
 from tests.services.registry import Registry
 
@@ -45,11 +46,17 @@ def small_docker() -> Iterator[Docker]:
 
 
 SILENT = away("silent registry", silent, {"docker": r"context deadline exceeded|Client\.Timeout exceeded"})
+CPUS = Provocation(
+    "too many CPUs",
+    lambda it: it.start(HostConfig={"NanoCpus": 1 << 60}),
+    FailureReason.INSUFFICIENT_RESOURCES,
+    says={"docker": r"Range of CPUs is from"},
+)
 
 
 class TestDockerFailures(EngineFailures):
     engine_name = "docker"
-    more = (SILENT,)
+    more = (SILENT, CPUS)
 
     @pytest.fixture
     async def ground(self, small_docker: Docker, registry: Registry) -> AsyncIterator[Ground]:
@@ -57,5 +64,6 @@ class TestDockerFailures(EngineFailures):
         yield Ground("docker", api, small_docker.folder, registry)
         await api.close()
 
-    async def test_a_silent_registry_is_known(self, ground: Ground) -> None:
-        await check_refusal(ground, SILENT)
+    @pytest.mark.parametrize("provoked", more, ids=lambda each: each.name)
+    async def test_what_only_docker_says_is_known(self, ground: Ground, provoked: Provocation) -> None:
+        await check_refusal(ground, provoked)

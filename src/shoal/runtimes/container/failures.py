@@ -1,9 +1,9 @@
 """Which `FailureReason` an engine error is, and whether trying again can help.
 
-Decided by the HTTP status and Podman's `cause` where they say it. A failed pull is HTTP 200 with a sentence, and Docker
-has no `cause`, so the rest is a table of sentences. Tests provoke each of them on the engines that it names (Podman 4.3
-and Docker 20.10 so far). A text that is not in the table is RUNTIME_ERROR: a wrong guess would stop retries of what may
-work.
+Decided by Podman's `cause` where it says it. A failed pull is HTTP 200 with a sentence, and Docker has no `cause`, so
+the rest is a table of sentences. Tests provoke each of them on the engines that it names (Podman 4.3 and Docker 20.10
+so far). A text that is not in the table is RUNTIME_ERROR, whatever its HTTP status: a wrong guess would stop retries
+of what may work.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _NOT_FOUND = Verdict(FailureReason.IMAGE_NOT_FOUND, transient=False)
 _LOGIN = Verdict(FailureReason.IMAGE_PULL_FAILED, transient=False)
 #: The registry is away, overloaded, or cannot be trusted at the moment.
 _REGISTRY = Verdict(FailureReason.IMAGE_PULL_FAILED, transient=True)
+#: Of this node.
+_TOO_LARGE = Verdict(FailureReason.INSUFFICIENT_RESOURCES, transient=False)
 _TAKEN = Verdict(FailureReason.NETWORK_ERROR, transient=True)
 
 
@@ -89,6 +91,12 @@ START: tuple[Sentence, ...] = (
     Sentence(r"No such image", _NOT_FOUND, ("docker",)),
     Sentence(r"unable to set memory limit to", _SPEC, ("podman",)),
     Sentence(r"Minimum memory limit allowed is", _SPEC, ("docker",)),
+    Sentence(r"Range of CPUs is from", _TOO_LARGE, ("docker",)),
+    Sentence(r"no command or entrypoint provided", _SPEC, ("podman",)),
+    Sentence(r"No command specified", _SPEC, ("docker",)),
+    Sentence(r"[Dd]uplicate mount (destination|point)", _SPEC),
+    Sentence(r"[Ii]nvalid signal: ", _SPEC),
+    Sentence(r"(needs to|must) be an absolute path", _SPEC),
     Sentence(r"unable to find (user|group) ", _SPEC),
     Sentence(r"invalid reference format", _SPEC),
     Sentence(r"ulimit option .* failed to be parsed", _SPEC, ("podman",)),
