@@ -55,6 +55,8 @@ class WorkloadFacts:
     revision: str
     phase: WorkloadPhase
     node_id: NodeId | None = None
+    #: Whether its node is in contact with the control plane.
+    node_answers: bool = True
     #: For how many seconds its newest generation has been ready without a restart; None while it is not.
     ready_for: float | None = None
     #: For how many seconds its newest generation has not been ready; 0 while it is.

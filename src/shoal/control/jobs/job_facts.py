@@ -17,11 +17,14 @@ from shoal.core.clock import Clock
 from shoal.core.ids import JobId, WorkloadId
 from shoal.jobs.engine import Facts, WorkloadFacts
 from shoal.model.jobs import JobRecord
+from shoal.model.nodes import NodeState
 from shoal.model.phases import WorkloadPhase
 from shoal.model.workloads import Observation, RunStatus, WorkloadRecord
 
 MAX_LINE = 200
 """How much of the last line that a workload printed is kept in the message of its job."""
+
+_SILENT = frozenset({NodeState.SUSPECT, NodeState.NOT_READY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,13 @@ class JobFacts:
         self, record: WorkloadRecord, observation: Observation | None, phase: WorkloadPhase, seen: _Seen
     ) -> WorkloadFacts:
         lasted = self._clock.monotonic() - seen.since
+        owner = self._fleet.owner_of(record)
         return WorkloadFacts(
             workload_id=record.workload_id,
             revision=record.revision_id,
             phase=phase,
             node_id=record.node_id,
+            node_answers=owner is None or owner.state not in _SILENT,
             ready_for=lasted if seen.ready else None,
             unready_for=0.0 if seen.ready else lasted,
             restarts=seen.restarts - seen.base,

@@ -255,7 +255,7 @@ class _Look:
         silent = self._parts.silent()
         since = self._progress.silent_since
         if not silent and self._parts.is_unheard and since is not None and self._now - since >= UNHEARD:
-            silent = {COORDINATOR: "nobody hears of the coordinator"}
+            silent = {COORDINATOR: "nobody hears of the coordinator", **self._parts.gone_with_coordinator()}
         if not silent:
             return None
         progress, anywhere = self._progress, bool(self._facts.waits)

@@ -102,7 +102,7 @@ class Parts:
         complaints = [each for each in self._complaints() if report is None or each.term >= report.term]
         if complaints and (not self._speaks or 2 * len(complaints) > len(self._hosts)):
             worst = max(each.misses for each in complaints)
-            return {COORDINATOR: f"the coordinator was silent for {worst:.0f} s"}
+            return {COORDINATOR: f"the coordinator was silent for {worst:.0f} s", **self.gone_with_coordinator()}
         if report is None:
             return {}
         away = [part for part, seconds in report.missing.items() if seconds >= SILENCE and self._is_settled(part)]
@@ -110,6 +110,17 @@ class Parts:
             return dict.fromkeys(away, f"task host {', '.join(away)} was silent for {SILENCE:g} s")
         # To begin again on the same nodes would change nothing.
         return {} if self._facts.waits else self._cut_off(report)
+
+    def gone_with_coordinator(self) -> Mapping[str, str]:
+        """The task hosts on the node of a coordinator that is silent, when that node has no contact either.
+
+        The next coordinator would miss them only when it has started, and has waited for them.
+        """
+        found = self.facts_of(COORDINATOR)
+        if found is None or found.node_answers:
+            return {}
+        gone = [part for part in self._hosts if self.node_of(part) == found.node_id]
+        return dict.fromkeys(gone, f"so was node {found.node_id}, with task host {', '.join(gone)}")
 
     def _cut_off(self, report: CoordinatorReport) -> Mapping[str, str]:
         """The task hosts of one node, when it and another one reach the coordinator and not each other."""

@@ -419,6 +419,22 @@ def test_a_silent_part_begins_again_where_it_is_when_there_is_no_room_elsewhere(
     assert "no room" in world.told[-1][1]
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_task_hosts_on_the_node_of_a_coordinator_go_with_it_when_that_node_is_gone(answers):
+    world = running()
+    world.run_for(20)
+    lost = dataclasses.replace(world.workloads[COORDINATOR], node_answers=answers)
+    world.workloads[COORDINATOR] = lost
+    world.workloads["j-host-1"] = dataclasses.replace(world.workloads["j-host-1"], node_id=lost.node_id)
+    before = world.workloads["j-host-1"].generation
+    world.complain(0, 3.5)
+    assert world.settle() is JobState.RECOVERING
+    assert world.workloads[COORDINATOR].generation > lost.generation
+    assert (world.workloads["j-host-1"].generation > before) is not answers
+    assert world.workloads["j-host-0"].revision == "d1", "it said something"
+    assert ("with task host 1" in world.told[-1][1]) is not answers
+
+
 def test_a_coordinator_of_which_nobody_hears_is_placed_elsewhere_before_the_lease_of_its_node_ends():
     world = running()
     first = world.workloads[COORDINATOR]
