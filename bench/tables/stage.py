@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,7 @@ from shoal.tables.table import EmbeddingTable
 ZIPF = 1.05
 _CHUNK = 1 << 16
 DAY = 86_400
+NEW_ONE_IN = 64
 
 
 def scatter(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -27,6 +30,22 @@ def make_batches(rows: int, size: int, count: int, *, seed: int = 1) -> list[npt
     total = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF)
     drawn = np.random.default_rng(seed).random(size * count) * total[-1]
     return list(scatter(np.searchsorted(total, drawn).astype(np.int64)).reshape(count, size))
+
+
+def with_new_ids(batches: Sequence[npt.NDArray[np.int64]], first: int) -> list[npt.NDArray[np.int64]]:
+    """The same batches with one id in 64 replaced by one that no table has, numbered from `first` on.
+
+    Each comes in three batches after one another. In the first two the filter of admission counts it and nothing is
+    trained; with the third it is inserted.
+    """
+    made = []
+    for number, ids in enumerate(batches):
+        each = max(1, ids.size // (3 * NEW_ONE_IN))
+        mixed = ids.copy()
+        fresh = first + np.arange(max(0, number - 2) * each, (number + 1) * each)
+        mixed[:: ids.size // fresh.size][: fresh.size] = scatter(fresh)
+        made.append(mixed)
+    return made
 
 
 def make_table(rows: int, dim: int, *, threads: int) -> EmbeddingTable:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from bench.tables import AREA, parsing
-from bench.tables.stage import make_batches, make_table, scatter
+from bench.tables.stage import make_batches, make_table, scatter, with_new_ids
 from bench.tables.steps import Scale, measure_tables
 
 LITTLE = Scale(rows=5000, small=1000, large=8000, beside=0, batch=256, batches=3, short=64, passes=2)
@@ -29,6 +31,19 @@ def test_the_batches_are_of_ids_in_the_table() -> None:
         assert len(table) == 2000
         assert table.statistics().not_admitted == 0
     assert np.unique(scatter(np.arange(100_000))).size == 100_000
+
+
+def test_new_ids_pass_the_filter_of_admission() -> None:
+    batches = make_batches(2000, 640, 6)
+    mixed = with_new_ids(batches, 2000)
+    new = [set(after[after != before].tolist()) for before, after in zip(batches, mixed, strict=True)]
+    assert [len(each) for each in new] == [3, 6, 9, 9, 9, 9]
+    assert [len(one & other) for one, other in itertools.pairwise(new)] == [3, 6, 6, 6, 6]
+    with make_table(2000, 4, threads=1) as table:
+        for ids in mixed:
+            table.apply(ids, np.ones((640, 4), np.float32), event_times=86_400)
+        assert len(table) == 2000 + 4 * 3  # those of the first four batches came three times
+        assert table.statistics().not_admitted > 0
 
 
 def test_the_ids_are_zipf() -> None:
