@@ -17,6 +17,7 @@ from shoal.core.errors import ExhaustedError, UnavailableError
 from shoal.model.resources import Resources
 from shoal.model.workloads import CommandProbe, NamedPort, Readiness, RestartPolicy
 from shoal.runtimes.process import read_keeper_pid
+from shoal.testing.engine import FakeEngine
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from shoal.wire.sockets.channel import GrpcTransport
@@ -224,6 +225,24 @@ async def test_health_and_metrics_over_http(tmp_path):
         assert 'shoal_agent_workloads{state="Running",type="process"} 1.0' in metrics
         assert 'shoal_agent_commands_total{action="apply",result="accepted"} 1.0' in metrics
         assert await asyncio.to_thread(get, "/readyz")
+
+
+async def test_an_engine_that_appears_later_is_offered(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr("shoal.runtimes.container.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
+    monkeypatch.setattr("shoal.agent.workloads.executor.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("shoal.agent.node.health.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("shoal.runtimes.finding.has_programs", lambda: False)
+    async with running(tmp_path, runtimes=()) as it:
+        status, health = it.agent.health()
+        assert (status, health["runtimes"]) == (200, {"process": "healthy"})
+        assert health["absent"]["container"] == "there is no container engine on this machine"
+        async with FakeEngine(tmp_path / "docker.sock"):
+            async with asyncio.timeout(30):
+                while it.agent.health()[1]["runtimes"].get("container") != "healthy":
+                    await asyncio.sleep(0.02)
+            assert "container" not in it.agent.health()[1]["absent"]
 
 
 async def test_an_agent_that_cannot_start_lets_go_of_everything(tmp_path):
