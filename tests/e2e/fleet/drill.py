@@ -172,13 +172,13 @@ def python(code):
     return [sys.executable, "-u", "-c", code]
 
 
-async def until_dead(fleet, name):
+async def until_dead(fleet, name, *, patience=PATIENCE):
     """Wait until a process of a fleet was killed, and take it out of the fleet."""
 
     async def is_dead():
         return not fleet.is_running(name)
 
-    await until(is_dead, what=f"{name} is dead")
+    await until(is_dead, what=f"{name} is dead", patience=patience)
 
 
 async def start_doomed(fleet, name, faults):

@@ -1,5 +1,6 @@
 """VMs on a whole fleet: one that never boots, one that boots, is updated and removed, and one with a fetched image."""
 
+import functools
 import hashlib
 from datetime import timedelta
 
@@ -8,11 +9,17 @@ import pytest_asyncio
 
 from shoal.cli.local.fleet import LocalFleet
 from shoal.model.documents import read_document
-from tests.e2e.fleet.drill import start_doomed, until_dead, until_gone, until_status
+from tests.e2e.fleet import drill
+from tests.e2e.fleet.drill import start_doomed
 from tests.services.downloads import serve_downloads
 from tests.services.guests import KERNEL_ARGS, boot_disk, find_guests
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+#: A guest without KVM boots in seconds, and in a minute beside many others.
+until_status, until_dead, until_gone = (
+    functools.partial(wait, patience=100.0) for wait in (drill.until_status, drill.until_dead, drill.until_gone)
+)
 
 #: A disk of which a guest boots.
 IMAGE = boot_disk("fetched\r\n")
