@@ -77,7 +77,7 @@ def click(start: int, number: int) -> Click | None:
 
 def chunks(start: int, first: int = 0) -> Iterator[tuple[list[Impression], list[Click]]]:
     """What arrives in each `CHUNK` from the first one asked for on, in the order of arrival; without an end."""
-    # Whoever begins in the middle begins with impressions whose clicks may arrive now: 3,550 ms after them at most.
+    # A start in the middle begins with impressions whose clicks may arrive now: 3,550 ms after them at most.
     number = max(0, (first * CHUNK - 2000 - 1550 - LONGEST_DELAY) // STEP)
     waiting: list[tuple[int, int, int, Impression | Click]] = []
     chunk = first

@@ -55,7 +55,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class EventOptions:
     """What to write."""
 
     events: int
@@ -97,20 +97,22 @@ def main(arguments: list[str] | None = None) -> int:
     said = parser.parse_args(arguments)
     if min(said.events, said.disorder_ms, said.events_per_second, said.late_rows, said.late_by_ms, said.seed) < 0:
         parser.error("numbers must not be below 0")
-    wish = Wish(said.events, said.seed, said.disorder_ms, said.events_per_second, said.late_rows, said.late_by_ms)
+    options = EventOptions(
+        said.events, said.seed, said.disorder_ms, said.events_per_second, said.late_rows, said.late_by_ms
+    )
     try:
-        write_folder(wish, said.output)
+        write_folder(options, said.output)
     except OSError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0
 
 
-def write_folder(wish: Wish, folder: Path) -> None:
+def write_folder(options: EventOptions, folder: Path) -> None:
     """Write the three files."""
     folder.mkdir(parents=True, exist_ok=True)
-    generator = np.random.default_rng(wish.seed)
-    stage = make_stage(wish, generator)
+    generator = np.random.default_rng(options.seed)
+    stage = make_stage(options, generator)
     texts = _Texts(generator)
     makers = {"person": _persons, "auction": _auctions, "bid": _bids}
     for name, make in makers.items():
@@ -126,21 +128,21 @@ def write_folder(wish: Wish, folder: Path) -> None:
 # Time
 
 
-def make_stage(wish: Wish, generator: np.random.Generator) -> Stage:
+def make_stage(options: EventOptions, generator: np.random.Generator) -> Stage:
     """The time of every event. Some events lead; the others are behind the newest leader, never more than allowed."""
-    events = wish.events
+    events = options.events
     if not events:
         return Stage(np.zeros(0, np.int64), 1)
-    rate = wish.per_second or events / (300 + events / 20_000)
-    leads = generator.random(events) < (0.25 if wish.disorder_ms else 1.1)
+    rate = options.per_second or events / (300 + events / 20_000)
+    leads = generator.random(events) < (0.25 if options.disorder_ms else 1.1)
     leads[0] = True
     steady = _BEGIN_MS + (np.arange(events) * (1000 / rate)).astype(np.int64)
     steady[events // 2 :] += _SILENCE_MS
     leaders = _on_edges(steady[leads])
     newest = leaders[np.cumsum(leads) - 1]
-    times = np.where(leads, newest, newest - _delays(events, wish.disorder_ms, generator))
-    times = _some_on_edges(times, newest, leads, wish.disorder_ms, generator)
-    _make_late(times, wish, generator)
+    times = np.where(leads, newest, newest - _delays(events, options.disorder_ms, generator))
+    times = _some_on_edges(times, newest, leads, options.disorder_ms, generator)
+    _make_late(times, options, generator)
     return Stage(times, max(1.0, rate * 10))
 
 
@@ -169,13 +171,13 @@ def _some_on_edges(times: Any, newest: Any, leads: Any, disorder: int, generator
     return np.where(may, wanted, times)
 
 
-def _make_late(times: Any, wish: Wish, generator: np.random.Generator) -> None:
+def _make_late(times: Any, options: EventOptions, generator: np.random.Generator) -> None:
     """Rows far behind the newest row before them, not before there is one that is so much newer than the first."""
     newest = np.maximum.accumulate(times)
-    may = np.flatnonzero(newest - times[0] > wish.late_by_ms + 20_000)
-    if wish.late_rows and len(may):
-        chosen = generator.choice(may, min(wish.late_rows, len(may)), replace=False)
-        times[chosen] = newest[chosen - 1] - wish.late_by_ms - generator.integers(0, 10_000, len(chosen))
+    may = np.flatnonzero(newest - times[0] > options.late_by_ms + 20_000)
+    if options.late_rows and len(may):
+        chosen = generator.choice(may, min(options.late_rows, len(may)), replace=False)
+        times[chosen] = newest[chosen - 1] - options.late_by_ms - generator.integers(0, 10_000, len(chosen))
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _LATENESS_MS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class QueryOptions:
     """What to run."""
 
     query: str
@@ -42,10 +42,10 @@ class Wish:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a query. The exit status."""
-    wish = _parse(arguments)
-    drafts = {path: _draft(path) for path in (wish.output, wish.late_output) if path is not None}
+    options = _parse(arguments)
+    drafts = {path: _draft(path) for path in (options.output, options.late_output) if path is not None}
     try:
-        summary = _run(wish, drafts)
+        summary = _run(options, drafts)
         # The result is the last to appear: who finds it finds the late rows, too.
         for path in reversed(drafts):
             drafts[path].replace(path)
@@ -59,19 +59,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _run(wish: Wish, drafts: dict[Path, Path]) -> dict[str, Any]:
-    app = App("nexmark", settings=FlowSettings(batch_rows=wish.batch_rows))
+def _run(options: QueryOptions, drafts: dict[Path, Path]) -> dict[str, Any]:
+    app = App("nexmark", settings=FlowSettings(batch_rows=options.batch_rows))
 
-    @app.dataflow(wish.query)
+    @app.dataflow(options.query)
     def flow() -> list[Any]:
-        result = QUERIES[wish.query](Events(wish.folder, wish.lateness_ms))
+        result = QUERIES[options.query](Events(options.folder, options.lateness_ms))
         # A file has one writer; all steps before it are as wide as was asked for.
-        outputs = [result.rows.to_parquet(str(drafts[wish.output])).with_parallelism(1)]
-        if wish.late_output is not None:
-            outputs.append(_late(result).to_parquet(str(drafts[wish.late_output])).with_parallelism(1))
+        outputs = [result.rows.to_parquet(str(drafts[options.output])).with_parallelism(1)]
+        if options.late_output is not None:
+            outputs.append(_late(result).to_parquet(str(drafts[options.late_output])).with_parallelism(1))
         return outputs
 
-    return _summary(flow.run(parallelism=wish.parallelism, processes=wish.processes))
+    return _summary(flow.run(parallelism=options.parallelism, processes=options.processes))
 
 
 def _late(result: Result) -> Stream:
@@ -98,7 +98,7 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.parquet")
 
 
-def _parse(arguments: list[str] | None) -> Wish:
+def _parse(arguments: list[str] | None) -> QueryOptions:
     parser = argparse.ArgumentParser(description="Run a Nexmark query over a folder of events.")
     parser.add_argument("--query", required=True, choices=sorted(QUERIES))
     parser.add_argument("--input", type=Path, required=True, help="a folder with the three Parquet files")
@@ -114,7 +114,7 @@ def _parse(arguments: list[str] | None) -> Wish:
             parser.error(f"{path} cannot be written: it must be a file in a folder that is there")
     if said.late_output is not None and said.late_output.absolute() == said.output.absolute():
         parser.error("--output and --late-output must be two files")
-    return Wish(
+    return QueryOptions(
         query=said.query,
         folder=said.input,
         output=said.output,

@@ -17,6 +17,7 @@ from shoal.core.ids import RunId, WorkloadId
 from shoal.model.workloads import (
     AgentSpec,
     DesiredState,
+    EndedBy,
     Exit,
     FailureReason,
     Readiness,
@@ -237,7 +238,7 @@ class FoundRun:
     #: None while it runs.
     exit: Exit | None = None
     last_output: str = ""
-    ended_by: str = ""
+    ended_by: str = EndedBy.ITSELF
     readiness: Readiness | None = None
     services: Mapping[str, str] = field(default_factory=dict)
 
@@ -379,7 +380,7 @@ class RunEnded:
     exit: Exit
     last_output: str = ""
     #: As in `shoal.runtimes.base.RunInfo`.
-    ended_by: str = ""
+    ended_by: str = EndedBy.ITSELF
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +390,7 @@ class RunStopped:
     run_id: RunId
     exit: Exit | None = None
     last_output: str = ""
-    ended_by: str = "stop"
+    ended_by: str = EndedBy.STOP
 
 
 @dataclass(frozen=True, slots=True)

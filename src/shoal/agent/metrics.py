@@ -15,6 +15,7 @@ from shoal.core.telemetry import MetricRegistry
 from shoal.model.nodes import ConditionType, NodeUsage
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, RunState, WorkloadType
+from shoal.runtimes.base import HEALTHY
 
 if TYPE_CHECKING:
     from shoal.agent.facts import HealthReport, WorkloadReport
@@ -146,8 +147,8 @@ class AgentMetrics:
         for condition in ConditionType:
             self._conditions.labels(condition.value).set(condition.value in conditions)
         for kind, words in runtimes.items():
-            self._runtimes.labels(kind).set(words == "healthy")
-            foreign.runtimes.labels(kind).set(words == "healthy")
+            self._runtimes.labels(kind).set(words == HEALTHY)
+            foreign.runtimes.labels(kind).set(words == HEALTHY)
         foreign.memory.set(health.memory_percent)
         foreign.cpu.set(health.cpu_percent)
         foreign.disk.set(health.disk_percent)

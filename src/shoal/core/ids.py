@@ -22,8 +22,6 @@ NO_SESSION = SessionId("")
 #: A join token, without its secret.
 TokenId = NewType("TokenId", str)
 
-MAX_ID_LENGTH = 128
-
 #: No generation is higher. Far above what a workload can live to see, and exact in every language's numbers.
 MAX_GENERATION = 2**53
 

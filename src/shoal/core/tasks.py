@@ -1,7 +1,8 @@
 """Background work with an owner.
 
 A `TaskScope` owns the tasks started in it: it stops them when it is closed and raises the first unexpected error in
-`failed`. Nothing in Shoal calls `asyncio.create_task` on its own.
+`failed`. Nothing else starts tasks, except the process backend of dataflows, test doubles and task groups: the linter
+bans `asyncio.create_task` and `asyncio.ensure_future`.
 """
 
 from __future__ import annotations

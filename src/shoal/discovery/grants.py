@@ -41,7 +41,7 @@ class Grant:
 
 
 def check_grantee(who: str, *, field: str = "who") -> str:
-    """Return the name of those whom something is granted. Raises `InvalidError`."""
+    """Return the name of the grantees. Raises `InvalidError`."""
     role, separator, name = who.partition(":")
     if role not in _ROLES or (separator and not is_identifier(name)):
         raise InvalidError([problem(field, who, WHO_RULE)])

@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     HELLO, OPEN, SCHEMA, BATCH, STREAM, CONTROL, END, FAIL, FOLLOW, LEAVE, ASK = range(1, 12)
     WELCOME, OPENED, REFUSED, CREDIT, BROKEN, READY, MOVING = range(16, 23)
     #: From both sides, of transports that need them: a sign of life, and that nothing comes after it.
-    BEAT, CLOSE = range(32, 34)
+    HEARTBEAT, CLOSE = range(32, 34)
 
 
 #: Bytes that a frame may have.
@@ -59,7 +59,7 @@ _MOST: dict[Kind, int] = {
     Kind.BROKEN: _MOST_TEXT,
     Kind.READY: 0,
     Kind.MOVING: 0,
-    Kind.BEAT: 0,
+    Kind.HEARTBEAT: 0,
     Kind.CLOSE: 0,
 }
 

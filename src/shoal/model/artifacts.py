@@ -30,7 +30,6 @@ DENSE_FILE = "dense.stablehlo"
 SIGNATURE_FILE = "signatures.json"
 FEATURE_FILE = "features.pbtxt"
 WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
-TABLE_FOLDER = "assets"
 
 ENTRY = "entry"
 #: Of the document. A reader refuses a higher one.

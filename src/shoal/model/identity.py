@@ -23,7 +23,7 @@ from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 SCHEME = "shoal"
 RULE = "must be shoal://<cluster>/<role>/<name>, or shoal://<cluster>/workload/<job>/<node>"
 
-#: Names of hosts under this one are ours to give: they say whom a certificate is for.
+#: Names of hosts under this one are ours to give: they say who a certificate is for.
 DOMAIN = "shoal"
 
 #: A certificate is valid from this long before it is issued: the clocks of a fleet do not agree to the minute.
@@ -130,7 +130,7 @@ def parse_identity(uri: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Whom a caller means to reach: the control plane of its own cluster, or the agent of one node.
+    """The peer that a caller means to reach: the control plane of its own cluster, or the agent of one node.
 
     A client learns nothing of the other side's certificate but whether it is good for one host name. So certificates
     of servers carry a name that says who they are, beside those of their hosts, and a caller asks for that one: an

@@ -428,6 +428,14 @@ class WorkloadRecord:
     version: int = 0
 
 
+class EndedBy(enum.StrEnum):
+    """What ended a run. Runtimes keep it as a text in their records."""
+
+    ITSELF = ""
+    STOP = "stop"
+    DEADLINE = "deadline"
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How a run ended. `unknown` when the keeper died with it."""

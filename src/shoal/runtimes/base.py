@@ -27,6 +27,7 @@ from shoal.model.workloads import (
     ArtifactSpec,
     ComposeSpec,
     ContainerSpec,
+    EndedBy,
     Exit,
     FailureReason,
     FileSpec,
@@ -91,6 +92,10 @@ def spec_of(request: RunRequest, kind: type[S]) -> S:
     return request.spec
 
 
+HEALTHY = "healthy"
+"""What `Runtime.health` says when nothing is wrong; else it says what is."""
+
+
 class RunPhase(enum.Enum):
     """Where a run is."""
 
@@ -111,8 +116,7 @@ class RunInfo:
     ports: Mapping[str, int] = field(default_factory=dict)
     #: The end of what it printed, once it has ended.
     last_output: str = ""
-    #: Ended by its deadline, by `stop`, or empty when by itself.
-    ended_by: str = ""
+    ended_by: str = EndedBy.ITSELF
     #: The state of each part, if it has several: the services of a compose project.
     services: Mapping[str, str] = field(default_factory=dict)
     #: When it is ready, if what it runs says so itself: the HEALTHCHECK of an image. A probe of the spec comes first.

@@ -19,7 +19,7 @@ from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.workloads import Exit, FailureReason, Usage
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.base import HEALTHY, RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.client import KeeperLink
@@ -87,7 +87,7 @@ class KeptRuns:
         if failing:
             name, why = next(iter(failing.items()))
             return f"unhealthy: the output of {len(failing)} workloads is being lost, such as {name}: {why}"
-        return "healthy"
+        return HEALTHY
 
     def lateness(self) -> float:
         """Seconds by which the keeper was late when `health` was last asked; 0 when it was in time."""

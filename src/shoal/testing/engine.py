@@ -191,8 +191,8 @@ class FakeEngine:
                 writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             writer.write(b"0\r\n\r\n")
 
-        sending = asyncio.ensure_future(send())
-        gone = asyncio.ensure_future(reader.read(1))
+        sending = asyncio.ensure_future(send())  # noqa: TID251
+        gone = asyncio.ensure_future(reader.read(1))  # noqa: TID251
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -148,7 +148,7 @@ class RecordingCommitter:
         return range(width) if self.commits_in_tasks else (ALL_TASKS,)
 
     def fence(self) -> Mapping[int, Marker | None]:
-        """Refuse every writer and committer of before."""
+        """Refuse every earlier writer and committer."""
         with self._recording.lock:
             self._recording.epoch += 1
             self._epoch = self._recording.epoch

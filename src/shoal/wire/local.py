@@ -366,7 +366,7 @@ class LocalChannel:
         server.accept(conversation, Call(method.path, f"local:{self._name}", headers, left), self._caller)
 
     def _shake_hands(self, server: Identity | None, method: Method[Any, Any]) -> None:
-        """What TLS does: both sides have certificates or neither has, and the server is whom we mean."""
+        """What TLS does: both sides have certificates or neither has, and the server is the one we mean."""
         if (server is None) != (self._identity is None):
             raise self._unavailable("handshake failed: only one side has a certificate", method)
         if server is None or self._identity is None or self._peer is None:

@@ -144,7 +144,7 @@ async def _join_again(
             await _join_at(address, token, node_id, directory, clock)
         except DeniedError as error:
             log.warning("this node has joined already; %s refuses the new token: %s", address, error.message)
-            write_private(directory / _TOKEN_ID, token.token_id.encode())
+            await asyncio.to_thread(write_private, directory / _TOKEN_ID, token.token_id.encode())
             return
         except ShoalError as error:
             log.warning("joining again at %s: %s", address, error.message)
@@ -180,9 +180,13 @@ async def _join_at(address: str, token: TokenText, node_id: str, directory: Path
         raise UnauthenticatedError(f"{address} has issued a certificate for another identity")
     pair = Pair(answer.certificate, own.key)
     await asyncio.to_thread(write_credentials, directory, ca=answer.ca, pair=pair)
+    await asyncio.to_thread(_note_token, directory, token)
+    log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_valid_after_utc)
+
+
+def _note_token(directory: Path, token: TokenText) -> None:
     (directory / _OWN_KEY).unlink(missing_ok=True)
     write_private(directory / _TOKEN_ID, token.token_id.encode())
-    log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_valid_after_utc)
 
 
 async def _recognize(address: str, token: TokenText) -> _Trust:

@@ -54,11 +54,6 @@ class ControlLink:
         #: Whether the control plane at this address has no streams.
         self._unary = not services
 
-    @property
-    def has_stream(self) -> bool:
-        """Whether a stream is open, as far as is known."""
-        return self._stream is not None and not self._stream.is_over
-
     async def use_next(self) -> None:
         """Move on to the next address. With only one, connect to it again."""
         await self._close_stream()

@@ -230,7 +230,7 @@ class Registration:
         except SessionSupersededError:
             raise
         except ShoalError as error:
-            log.debug("the session could not be confirmed: %s", error)
+            self._change(RegistrationChange.LOST, error.message)
 
     def _retry_delay(self) -> float:
         """At most an interval, so that a control plane that comes back is found within one."""

@@ -22,11 +22,11 @@ from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import ConditionType, NodeCondition, NodeUsage
 from shoal.model.workloads import Usage
+from shoal.runtimes.base import HEALTHY
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 5.0
-HEALTHY = "healthy"
 #: After so many bad looks in a row a runtime is not offered.
 BAD_LOOKS = 2
 

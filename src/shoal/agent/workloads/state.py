@@ -77,7 +77,7 @@ from shoal.agent.facts import (
 from shoal.core.durations import format_duration
 from shoal.core.errors import InternalError
 from shoal.core.ids import RunId
-from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, Restart, RestartPolicy
+from shoal.model.workloads import AgentSpec, DesiredState, EndedBy, Exit, FailureReason, Restart, RestartPolicy
 
 #: The random share of a restart delay, so that many workloads do not restart at once.
 JITTER = 0.25
@@ -560,7 +560,7 @@ def _record_end(state: WorkloadState, exit_: Exit | None, last_output: str, ende
         ready=False,
         exit=exit_,
         last_output=last_output[-MAX_LAST_OUTPUT:],
-        held=state.progress.held or ended_by == "deadline",
+        held=state.progress.held or ended_by == EndedBy.DEADLINE,
     )
     step = _move(Step(replace(state, progress=progress, pid=0)), Stage.RESTING, moment)
     return step.then(ForgetRun(progress.run_id))
@@ -668,7 +668,7 @@ def _reason_to_interrupt(state: WorkloadState) -> str:
 
 def _reached_its_end(state: WorkloadState, exit_: Exit, ended_by: str) -> bool:
     """Whether the desired run completed by itself, just before it was to be stopped."""
-    return state.is_current and ended_by == "" and _completes(state, exit_)
+    return state.is_current and ended_by == EndedBy.ITSELF and _completes(state, exit_)
 
 
 def _completes(state: WorkloadState, exit_: Exit) -> bool:

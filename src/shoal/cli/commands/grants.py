@@ -46,7 +46,7 @@ async def create(store: CoordinationStore, *, path: Path, to: To, as_json: Json 
 
 @control_tree_command(app, "list")
 async def list_all(store: CoordinationStore, *, as_json: Json = False) -> None:
-    """List what is granted to whom."""
+    """List the grants: what, and to which jobs."""
     from shoal.discovery.grants import list_grants
 
     grants = sorted(await list_grants(store), key=lambda grant: (grant.path, grant.who))

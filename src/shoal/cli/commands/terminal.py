@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
+from shoal.core.tasks import task_scope
 from shoal.model.execs import WindowSize
 
 _CHUNK = 32 * 1024
@@ -76,14 +77,13 @@ class OwnTerminal:
 
     async def merged(self, typed: AsyncIterator[bytes]) -> AsyncIterator[bytes | WindowSize]:
         """What is typed, and each new size of the window."""
-        loop = asyncio.get_running_loop()
-        key: asyncio.Future[bytes] | None = None
-        change: asyncio.Future[bool] | None = None
-        try:
+        key: asyncio.Task[bytes] | None = None
+        change: asyncio.Task[bool] | None = None
+        async with task_scope("terminal") as scope:
             while True:
-                key = key or asyncio.ensure_future(_next(typed), loop=loop)
-                change = change or asyncio.ensure_future(self._resized.wait(), loop=loop)
-                pending: set[asyncio.Future[Any]] = {key, change}
+                key = key or scope.start(_next(typed), name="key")
+                change = change or scope.start(self._resized.wait(), name="size")
+                pending: set[asyncio.Task[Any]] = {key, change}
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 if change.done():
                     change = None
@@ -94,10 +94,6 @@ class OwnTerminal:
                     if not data:
                         return
                     yield data
-        finally:
-            for future in (key, change):
-                if future is not None:
-                    future.cancel()
 
 
 async def _next(typed: AsyncIterator[bytes]) -> bytes:

@@ -177,7 +177,7 @@ class Agents:
             await close_stream(answers)
 
     def _header(self, node: NodeRecord) -> dict[str, str]:
-        """Whom a call is meant for, and in which term: an agent refuses what a leader of an older term says."""
+        """The node that a call is meant for, and the term: an agent refuses what a leader of an older term says."""
         return {NODE_HEADER: node.node_id, TERM_HEADER: str(self._term), **tracing.headers()}
 
     async def forget(self, node_id: NodeId) -> None:
@@ -239,7 +239,7 @@ class Agents:
 
 
 def _peer(node: NodeRecord) -> Peer | None:
-    """Whom to verify: our own agents by their node id; of a foreign one, that its certificate is good for its host."""
+    """The peer to verify: our own agents by their node id; a foreign one by the host in its certificate."""
     return Peer(Role.AGENT, node.node_id) if node.spec.has(Feature.SESSIONS) else None
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from shoal.control.state.lifecycle.changes import Change, change, owned
+from shoal.control.state.lifecycle.changes import Change, change, owned, raised
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, Move, MoveKind, WorkloadRecord
@@ -78,7 +78,7 @@ def begun_first(before: WorkloadRecord, placed: WorkloadRecord, *, at: datetime)
 def begun_after(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
     """A record whose owner is to remove its copy. A generation of its own: no older command brings the copy back."""
     assert record.node_id is not None  # noqa: S101 it leaves the node that it is on
-    move = Move(MoveKind.AFTER, record.node_id, record.generation + 1, at)
+    move = Move(MoveKind.AFTER, record.node_id, raised(record), at)
     return owned(record, Change.MOVE_STARTED, at=at, move=move)
 
 

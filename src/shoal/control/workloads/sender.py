@@ -16,6 +16,7 @@ from shoal.control.state.events import Origin, workload_event
 from shoal.control.state.facts import Removal
 from shoal.control.state.fleet import Fleet
 from shoal.control.state.ledger import Ledger
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.trust.secrets import ClusterSecrets
 from shoal.control.workloads.commands import CommandLog
@@ -69,6 +70,7 @@ class Sender:
         self._relocation = relocation
         self._clock = clock
         self._on_step = on_step
+        self._questions = Rounds("questions to foreign agents")
 
     def _owner(self, record: WorkloadRecord) -> NodeRecord | None:
         """Its node, unless the record has changed since it was decided to send this."""
@@ -264,7 +266,9 @@ class Sender:
             await self._reports.take_in(node.node_id, [status])
             self._commands.asked(workload_id, status)
         except ShoalError as error:
-            log.debug("workload %s on foreign node %s: %s", workload_id, node.node_id, error)
+            self._questions.failed(error, node.node_id)
+        else:
+            self._questions.succeeded(node.node_id)
         return False
 
 

@@ -38,7 +38,7 @@ _SEARCH = stat.S_IXGRP | stat.S_IXOTH
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whom files are for, if not for us."""
+    """The user that files are for, if not our own."""
 
     uid: int
     gid: int

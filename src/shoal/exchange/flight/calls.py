@@ -3,7 +3,7 @@
 Small frames travel in the metadata of a message, and large ones as its body, a column of bytes, so that Arrow hands
 the buffers of a batch to gRPC as they are. Used by `endpoint` (the calling side) and `servers` (the other side).
 
-A read of Flight cannot be given a time-out, and a server cannot end one. So both sides say `BEAT` when they have
+A read of Flight cannot be given a time-out, and a server cannot end one. So both sides say `HEARTBEAT` when they have
 nothing else to say, and a watch (`look`) ends calls whose peer was silent for too long.
 """
 
@@ -35,7 +35,7 @@ _MOST_METADATA = 4096
 _MOST_ANSWERS = 100_000
 #: Seconds that a call has to end by itself once this side has said all.
 _GRACE = 2.0
-_BEAT = pack_header(Kind.BEAT, 0, 0)
+_HEARTBEAT = pack_header(Kind.HEARTBEAT, 0, 0)
 _CLOSE = pack_header(Kind.CLOSE, 0, 0)
 
 
@@ -127,10 +127,10 @@ class _Call:
                     return None
             content = bytearray(HEADER.size)
             self._fill(memoryview(content))
-            header = read_header(content, allowed | {Kind.BEAT, Kind.CLOSE})
+            header = read_header(content, allowed | {Kind.HEARTBEAT, Kind.CLOSE})
             if header.kind is Kind.CLOSE:
                 return None
-            if header.kind is not Kind.BEAT:
+            if header.kind is not Kind.HEARTBEAT:
                 return header
 
     def read_bytes(self, size: int) -> bytes:
@@ -193,7 +193,7 @@ class ClientCall(_Call):
         self._writer = writer
         self._writing = threading.Lock()
         self._is_done = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="exchange beat", daemon=True)
+        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="exchange heartbeat", daemon=True)
 
     @property
     def is_over(self) -> bool:
@@ -203,7 +203,7 @@ class ClientCall(_Call):
     def start(self) -> None:
         """Begin to say that this side lives. Raises `OSError` and what the other side refuses the call with."""
         self._guarded(lambda: self._writer.begin(BODY))
-        self._beats.start()
+        self._heartbeats.start()
 
     def write(self, kind: Kind, channel: int, *parts: Any) -> None:
         """One frame."""
@@ -246,11 +246,11 @@ class ClientCall(_Call):
         found = as_raised(error)
         return found if isinstance(found, ShoalError | OSError) else ConnectionError(str(found))
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._is_done.wait(self._stall / 4):
             if self._writing.acquire(blocking=False):  # somebody who writes is a sign of life
                 try:
-                    self._guarded(lambda: self._writer.write_metadata(_BEAT))
+                    self._guarded(lambda: self._writer.write_metadata(_HEARTBEAT))
                 except (OSError, ShoalError):
                     return  # the thread that reads hears why
                 finally:
@@ -337,7 +337,7 @@ class ServerCall(_Call):
                 self._answers.clear()
                 is_last = self._is_last
             try:
-                self._writer.write_metadata(content + (_CLOSE if is_last else b"") or _BEAT)
+                self._writer.write_metadata(content + (_CLOSE if is_last else b"") or _HEARTBEAT)
             except Exception:  # noqa: BLE001 - the caller is gone: the thread that reads hears of it
                 return
             if is_last:

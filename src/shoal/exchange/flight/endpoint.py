@@ -1,6 +1,6 @@
 """An `Endpoint` that others reach by Arrow Flight, with the fleet's certificates on both sides.
 
-A process has one call to each process that it sends to, and all channels to it share that. TLS lets in whom the
+A process has one call to each process that it sends to, and all channels to it share that. TLS lets in peers that the
 fleet's authority has signed for; who may send is decided by the job's token. When the certificate is renewed, a second
 server takes new calls at the same address, senders move to it at their next control frame, and the first one goes when
 its last call is over.
@@ -66,9 +66,9 @@ class FlightEndpoint:
 
     Args:
         host: the address that it listens at, and that others reach it at unless `advertise` says otherwise.
-        gate: whom it lets in.
+        gate: which peers it lets in.
         credentials: the newest certificate, such as `CredentialWatch.look`; None without TLS.
-        server_name: for whom the certificates of those that it connects to must be good; as its own unless given.
+        server_name: the name that the certificates of its peers must be good for; its own unless given.
     """
 
     def __init__(

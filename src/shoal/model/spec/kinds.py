@@ -51,7 +51,7 @@ from shoal.model.spec.parts import (
     probed_ports,
     secret_problems,
 )
-from shoal.model.spec.words import ComposeSource, Restart
+from shoal.model.spec.words import ComposeSource, PullPolicy, Restart
 
 # ---------------------------------------------------------------------------------------------------------
 # Processes
@@ -153,7 +153,7 @@ class ContainerSpec(Body):
     working_dir: AbsolutePath = ""
     stop: StopPolicy = StopPolicy()
     #: Empty means missing: the image is pulled when the engine does not have it.
-    pull_policy: Annotated[str, OneOf(("", "missing", "always", "never"))] = ""
+    pull_policy: Annotated[str, OneOf(("", *PullPolicy))] = ""
     ulimits: Annotated[tuple[Ulimit, ...], MaxLength(32)] = ()
     labels: Annotated[Mapping[Annotated[str, MaxLength(256, 1)], Text], MaxLength(256)] = field(default_factory=dict)
     #: A weight for the CPU against other containers, as a foreign scheduler sends it. 0 is the engine's default.

@@ -19,6 +19,14 @@ class Restart(enum.StrEnum):
     UNLESS_STOPPED = "unless-stopped"
 
 
+class PullPolicy(enum.StrEnum):
+    """When the image of a container is pulled."""
+
+    MISSING = "missing"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class ComposeSource(enum.StrEnum):
     """Where a compose project comes from."""
 

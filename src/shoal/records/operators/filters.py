@@ -37,7 +37,7 @@ class FilterByFids:
     select_slots: tuple[int, ...] = ()
     #: A row with none of these actions goes.
     has_actions: tuple[int, ...] = ()
-    #: A row of before this time goes; in seconds.
+    #: A row from before this time goes; in seconds.
     req_time_min: int = 0
 
     def keeps(self, batch: Any, rng: np.random.Generator) -> NDArray[np.bool_]:

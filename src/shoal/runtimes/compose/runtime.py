@@ -34,7 +34,7 @@ from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import TaskScope, to_the_end
 from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, Usage, WorkloadType
+from shoal.model.workloads import ComposeSpec, EndedBy, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
 from shoal.runtimes.compose.command import ComposeCommand, ComposeError, find_command, locked
@@ -331,7 +331,7 @@ class ComposeRuntime:
             if run is None or run.end is not None:
                 return None if run is None else run.info
             if not run.ended_by:
-                run = await self._put(dataclasses.replace(run, ended_by="stop"))
+                run = await self._put(dataclasses.replace(run, ended_by=EndedBy.STOP))
             ended = await self._stop_and_end(self._connection.engine(), run)
         return ended.info
 
@@ -475,7 +475,7 @@ class ComposeRuntime:
         for run in [each for each in self._records.runs.values() if each.workload_id == request.workload_id]:
             if run.end is None and not await self._end_if_over(api, run):
                 log.warning("run %s ends first: run %s of the same workload starts", run.run_id, request.run_id)
-                await self._stop_and_end(api, dataclasses.replace(run, ended_by=run.ended_by or "stop"))
+                await self._stop_and_end(api, dataclasses.replace(run, ended_by=run.ended_by or EndedBy.STOP))
         await self._remove_containers(api, request.workload_id)
 
     async def _bring_up(
@@ -607,7 +607,7 @@ class ComposeRuntime:
             if all(self._guard.seconds_left(each.container_id) is not None for each in run.members):
                 return
             log.warning("run %s: its deadline is lost, and it is killed", run_id)
-            by = run.ended_by or "deadline"
+            by = run.ended_by or EndedBy.DEADLINE
             await self._stop_and_end(self._connection.engine(), dataclasses.replace(run, grace=0.0, ended_by=by))
 
     async def _remove_left(self, api: EngineApi, run: ComposeRun) -> None:
@@ -713,7 +713,7 @@ class ComposeRuntime:
         ended = dataclasses.replace(
             run,
             end=verdict.end,
-            ended_by="deadline" if has_expired else run.ended_by,
+            ended_by=EndedBy.DEADLINE if has_expired else run.ended_by,
             services=verdict.services,
             last_output=output.decode(errors="replace"),
         )

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
-from shoal.core.tasks import Signal, TaskScope
+from shoal.core.tasks import Signal, TaskScope, running
+from shoal.runtimes.base import HEALTHY
 from shoal.runtimes.container.api import EngineApi, EngineError
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class EngineConnection:
             return "unhealthy: the container engine does not answer"
         except ShoalError as error:
             return f"unhealthy: {error.message}"
-        return "healthy"
+        return HEALTHY
 
     async def _follow(self) -> None:
         """Connect, compare, and compare again at every event; start over when the engine is lost."""
@@ -113,17 +114,13 @@ class EngineConnection:
             await self._clock.sleep(_RECONNECT_SECONDS)
 
     async def _follow_events(self, api: EngineApi) -> None:
-        listener = asyncio.get_running_loop().create_task(self._listen(api), name="engine events")
-        try:
+        async with running(self._listen(api), name="engine events") as listener:
             while True:
                 again = await self._compare_once(api)
                 await self._compare_now.wait(again)
                 if listener.done():
                     # It restarts, or another one takes its place: which one that is has to be looked at first.
                     raise UnavailableError("the container engine ended its stream of events")
-        finally:
-            listener.cancel()
-            await asyncio.wait({listener})
 
     async def _compare_once(self, api: EngineApi) -> float:
         """Compare, and say when to do it again. A refusal is no outage: only an engine that does not answer is lost."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.core.errors import ShoalError
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.container.api import EngineError
@@ -121,11 +121,6 @@ def judge_start(error: EngineError) -> Verdict:
 def run_error(error: ShoalError, verdict: Verdict, *, what: str) -> RunError:
     """An engine error as the agent reports it."""
     return RunError(f"{what}: {error.message}", failure=verdict.failure, transient=verdict.transient)
-
-
-def is_outage(error: ShoalError) -> bool:
-    """Whether the engine could not be asked, so that the outcome of the call is not known."""
-    return isinstance(error, UnavailableError | DeadlineError)
 
 
 def _match(error: EngineError, table: tuple[Sentence, ...]) -> Verdict:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.clock import Clock
+from shoal.model.spec.words import PullPolicy
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.container import failures
@@ -52,9 +53,9 @@ class ImagePulls:
 
     async def ensure(self, api: EngineApi, image: str, policy: str) -> None:
         """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
-        if policy != "always" and await _is_there(api, image):
+        if policy != PullPolicy.ALWAYS and await _is_there(api, image):
             return
-        if policy == "never":
+        if policy == PullPolicy.NEVER:
             raise RunError(
                 f"the engine has no image {image!r}, and it may not be pulled",
                 failure=FailureReason.IMAGE_NOT_FOUND,

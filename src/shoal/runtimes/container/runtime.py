@@ -34,7 +34,7 @@ from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import Signal, TaskScope, to_the_end
 from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.model.workloads import ContainerSpec, FailureReason, FileSpec, Usage, WorkloadType
+from shoal.model.workloads import ContainerSpec, EndedBy, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
 from shoal.runtimes.container import images
@@ -350,7 +350,7 @@ class ContainerRuntime:
                 grace=0.0,
                 ports=dict(request.ports),
                 end=RunEnd(signal=signal.SIGKILL, ended_at_ms=now),
-                ended_by="deadline",
+                ended_by=EndedBy.DEADLINE,
                 at_most_one=True,
             )
         )

@@ -95,7 +95,7 @@ class FakeModelServer:
 
     async def take(self, config: pb.ModelServerConfig) -> None:
         """Take a configuration after those before it. A caller that is cancelled ends nothing."""
-        task = asyncio.ensure_future(self._take(config))
+        task = asyncio.ensure_future(self._take(config))  # noqa: TID251
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
         await asyncio.shield(task)

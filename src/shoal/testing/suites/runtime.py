@@ -193,7 +193,7 @@ class RuntimeSuite:
         # Whatever it is doing at that moment; the last one is done.
         for number, moment in enumerate((0.0, 0.01, 0.1, 0.4, _LONG), 1):
             run_id = RunId(f"web-{number}")
-            starting = asyncio.ensure_future(runtime.start(self.make_request(_FOREVER, run_id=run_id)))
+            starting = asyncio.ensure_future(runtime.start(self.make_request(_FOREVER, run_id=run_id)))  # noqa: TID251
             await asyncio.wait({starting}, timeout=moment)
             starting.cancel()
             await asyncio.wait({starting})

@@ -539,7 +539,7 @@ class StoreSuite(EventTests):
 
     async def test_a_cancelled_caller_disturbs_nobody(self, store: Store) -> None:
         """The others are answered, and the store goes on."""
-        tasks = [asyncio.ensure_future(store.commit(Batch(workloads=(workload(f"w{each}"),)))) for each in range(10)]
+        tasks = [asyncio.ensure_future(store.commit(Batch(workloads=(workload(f"w{each}"),)))) for each in range(10)]  # noqa: TID251
         await asyncio.sleep(0)
         for task in tasks[::2]:
             task.cancel()
@@ -571,7 +571,7 @@ class StoreSuite(EventTests):
         """Callers that wait when the store closes get their answer, and it is true."""
         store = make_store()
         await store.open()
-        tasks = [asyncio.ensure_future(store.commit(Batch(workloads=(workload(f"w{each}"),)))) for each in range(50)]
+        tasks = [asyncio.ensure_future(store.commit(Batch(workloads=(workload(f"w{each}"),)))) for each in range(50)]  # noqa: TID251
         await asyncio.sleep(0)
         await store.close()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)

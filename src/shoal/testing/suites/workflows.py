@@ -62,7 +62,7 @@ class WorkflowSuite:
         first, steps = open_workflows(), NotedSteps()
         steps.hangs = step
         await first.open(steps)
-        running = asyncio.ensure_future(first.run({"job": "web", "number": 7, "word": "first"}))
+        running = asyncio.ensure_future(first.run({"job": "web", "number": 7, "word": "first"}))  # noqa: TID251
         await steps.hanging.wait()
         await first.close()
         running.cancel()

@@ -74,7 +74,7 @@ class CredentialPaths:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A certificate, its key, whom it says we are, and the authorities that we trust."""
+    """A certificate, its key, the identity in it, and the authorities that we trust."""
 
     ca: bytes
     cert: bytes

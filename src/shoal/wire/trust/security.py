@@ -1,7 +1,7 @@
 """The one place where a connection gets its credentials.
 
-`Security` says how a transport proves who it is and whom it trusts; `Protection` is what becomes of it, one for each
-transport. Nothing outside this file looks into either.
+`Security` says how a transport proves who it is and which peers it trusts; `Protection` is what becomes of it, one for
+each transport. Nothing outside this file looks into either.
 
 `MutualTls` is TLS 1.2 or newer with certificates on both sides. Files that are replaced are picked up without a
 restart: servers look at them before each handshake, channels every few seconds (`channel.py` makes a new connection

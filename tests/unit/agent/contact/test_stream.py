@@ -140,10 +140,10 @@ class TestStream:
                 replies.put_nowait(pb.ControlMessage(in_reply_to=999, error=pb.CallStatus(code=5)))
                 with pytest.raises(Exception, match="took longer than 3 s"):
                     await client.heartbeat(pb.HeartbeatRequest(), timeout=3)
-                assert client.has_stream
+                assert not client._stream.is_over
                 with pytest.raises(ExhaustedError):
                     await client.heartbeat(pb.HeartbeatRequest(node_id="x" * (16 * 1024 * 1024)))
-                assert client.has_stream
+                assert not client._stream.is_over
             finally:
                 await client.close()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.agent.workloads.slots import MAX_WORKLOADS, RefusalCode, find_no_room
 from shoal.agent.workloads.views import TEXT_BYTES, brief, text_room
 from shoal.core.errors import ExhaustedError
-from shoal.core.ids import MAX_GENERATION, MAX_ID_LENGTH, WorkloadId
+from shoal.core.ids import MAX_GENERATION, WorkloadId
 from shoal.model.workloads import Exit, FailureReason, RestartPolicy, RunState, RunStatus, Usage
 from shoal.testing.runtimes import FakeScript
 from shoal.wire import convert
@@ -27,11 +27,13 @@ PORTS = 65_535
 PORT_NAME = 63
 LATE = datetime(2100, 1, 1, tzinfo=UTC)
 
+LONGEST_ID = 128
+
 
 def largest(number: int, ports: int) -> RunStatus:
     """A status with as much in it as can be."""
     return RunStatus(
-        workload_id=WorkloadId(f"{number:05}".rjust(MAX_ID_LENGTH, "w")),
+        workload_id=WorkloadId(f"{number:05}".rjust(LONGEST_ID, "w")),
         state=RunState.FAILED,
         failure=FailureReason.RUNTIME_ERROR,
         message="\N{CJK UNIFIED IDEOGRAPH-6F22}" * 4096,
@@ -63,7 +65,7 @@ def test_the_largest_possible_heartbeat_fits_into_a_message():
     )
     statuses = [brief(largest(number, PORTS // MAX_WORKLOADS + 1), room) for number in range(MAX_WORKLOADS)]
     heartbeat = pb.HeartbeatRequest(
-        node_id="n" * MAX_ID_LENGTH,
+        node_id="n" * LONGEST_ID,
         session="s" * 64,
         sequence=2**62,
         workload_statuses=[convert.run_status_to_control(status, "container") for status in statuses],

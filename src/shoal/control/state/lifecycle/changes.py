@@ -94,9 +94,14 @@ def change(record: WorkloadRecord, what: Change, *, at: datetime, **fields: Any)
     return _changed(record, what, at=at, generation=record.generation + 1, **fields)
 
 
+def raised(record: WorkloadRecord) -> int:
+    """The generation after that of a record."""
+    return record.generation + 1
+
+
 def owned(record: WorkloadRecord, what: Change, *, at: datetime, raises: bool = True, **fields: Any) -> WorkloadRecord:
     """The same for a change of ownership: the new generation is the placed one."""
-    generation = record.generation + raises
+    generation = raised(record) if raises else record.generation
     return _changed(record, what, at=at, generation=generation, placed_generation=generation, **fields)
 
 

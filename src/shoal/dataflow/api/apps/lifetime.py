@@ -153,8 +153,8 @@ async def stop_all(flows: Sequence[Startable], told: Told | None = None) -> None
 
 async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -> None:
     """Wait until all have ended, a stop is requested, or one fails: then that is raised."""
-    waits = {asyncio.ensure_future(flow.wait()): flow for flow in flows}
-    request = asyncio.ensure_future(asked.wait())
+    waits = {asyncio.ensure_future(flow.wait()): flow for flow in flows}  # noqa: TID251
+    request = asyncio.ensure_future(asked.wait())  # noqa: TID251
     left = set(waits)
     seen: dict[Startable, tuple[LeftOut, ...]] = {}
     try:

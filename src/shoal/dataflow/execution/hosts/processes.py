@@ -181,7 +181,7 @@ class _Runner:
             self._folder, clock=SystemClock(), node_id=NodeId("shoal-run"), keeper_idle=_KEEPER_IDLE
         )
         await self._runtime.open()
-        self._extending = asyncio.create_task(self._extend())
+        self._extending = asyncio.create_task(self._extend())  # noqa: TID251
 
     async def _start(self, requests: list[RunRequest]) -> None:
         runtime, clock = self._opened(), SystemClock()
@@ -190,7 +190,7 @@ class _Runner:
             info = await runtime.start(replace(request, deadline=clock.monotonic() + DEADLINE))
             self._runs[number] = (request.run_id, info.pid)
             if number not in self._showing:
-                self._showing[number] = asyncio.create_task(self._show(number, request.workload_id))
+                self._showing[number] = asyncio.create_task(self._show(number, request.workload_id))  # noqa: TID251
 
     async def _extend(self) -> None:
         """As long as this process lives, so do its children."""
