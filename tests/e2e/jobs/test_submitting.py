@@ -159,6 +159,7 @@ SUMMED = """
     app.topic("big", partitions=2)
 
     def scaled(row):
+        print("seen", row["n"])
         return {{"n": times(row["n"], {by}), "odd": row["n"] % 2}}
 
     @app.dataflow()
@@ -222,6 +223,15 @@ async def check_metrics(tmp_path, fleet) -> None:
             if len(hosts) == 2 and any('host="coordinator"' in text for text in own):
                 break
             await asyncio.sleep(0.2)
+    statuses = [json.loads(await asyncio.to_thread(scrape, f"http://{each['http']}/health")) for each in ready]
+    keys = ("running", "active_tasks", "available_slots", "total_slots")
+    assert [[each[key] for key in keys] for each in statuses] == [[True, 1, 1, 2]] * 2, "a task host on each"
+    assert {each["agent_id"] for each in statuses} == {"node-1", "node-2"}
+    code, printed = await shoal_job(tmp_path, fleet, "logs", "shop.summed", "--tail", "5")
+    assert code == 0, printed
+    lines = [line for line in printed.splitlines() if "seen" in line]
+    assert lines, printed
+    assert all(line.startswith("shop.summed-host-") for line in lines), printed
     code, printed = await shoal_job(tmp_path, fleet, "get", "shop.summed")
     assert code == 0, printed
     address = re.search(r"http://\S+/jobs/shop.summed/metrics", printed)
