@@ -16,6 +16,8 @@ from shoal.core.errors import ShoalError
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.store import NodeStat
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
+from shoal.serving.models.client import ModelServerClient
+from shoal.wire.sockets.channel import GrpcTransport
 from tests.services.relay import Relay
 from tests.services.zookeeper import ZookeeperServer
 
@@ -158,6 +160,12 @@ async def test_several_dense_services_on_one_machine(serve, server, store, base)
     async with asyncio.timeout(60):
         while victim in dense.model_servers() or len(dense.model_servers()) < 3:
             await asyncio.sleep(0.05)
+    for each in at:  # it serves again; one that does not yet is no longer adopted
+        client = ModelServerClient(GrpcTransport().connect(each))
+        async with asyncio.timeout(60):
+            while not (await client.status("dense_0")).is_available:
+                await asyncio.sleep(0.05)
+        await client.close()
     await dense.answers_any_order({"dense:0": at}, ServerType.DENSE)
     after = await stats_of(store, path)
     assert after.keys() == before.keys()

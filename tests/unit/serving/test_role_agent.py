@@ -13,7 +13,7 @@ import pytest
 
 from shoal.core.errors import DeadlineError, InvalidError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
-from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.replicas.records import ModelState, ServerType
 from shoal.serving.agents.roles import RoleAgent
 from shoal.serving.config.deployment import Role
 from shoal.serving.models.configs import model_names, parse_config
@@ -205,6 +205,21 @@ async def test_one_lost_call_withdraws_no_address(stage):
         await until(lambda: states == [30, 0])
         fake.fail_calls(None)
         await until(lambda: states == [30, 0, 30])
+
+
+async def test_the_address_of_a_model_server_that_ended_is_withdrawn_until_the_next_one_answers(stage, monkeypatch):
+    monkeypatch.setattr("shoal.discovery.replicas.updater.MISSED_CALLS", 10**9)
+    async with roles(stage, deploy_type="ps", num_ps=1) as made:
+        await made.agent.start()
+        made.load("ps")
+        (task,) = made.agent.states
+        await until(lambda: made.agent.states[task] is ModelState.AVAILABLE)
+        made.servers["ps"].fail_calls(UnavailableError("it starts"))
+        machine = stage.machines["pod-1"]
+        machine.kill(machine.alive("ps")[0].run_id)
+        await until(lambda: made.started("ps") and made.agent.states[task] is ModelState.UNKNOWN)
+        made.servers["ps"].fail_calls(None)
+        await until(lambda: made.agent.states[task] is ModelState.AVAILABLE)
 
 
 @pytest.mark.parametrize("services", [1, 3])

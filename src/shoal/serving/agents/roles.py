@@ -71,6 +71,8 @@ class RoleAgent:
         self._updaters: list[ReplicaUpdater] = []
         #: The models and replicas whose version metrics show, by model server.
         self._shown: dict[str, set[tuple[str, int]]] = {}
+        #: Model servers that ended, until the next process answers: what they served is withdrawn without a doubt.
+        self._ended: set[str] = set()
         self._agent_server: Server | None = None
 
     @property
@@ -291,17 +293,19 @@ class RoleAgent:
                 self._parts.metrics.available(model, status.version, replica_id=shown[1])
             elif status.was_answered or missed[model] >= MISSED_CALLS:  # one lost call changes nothing
                 self._parts.metrics.gone(model, replica_id=shown[1])
-            if not self._parts.runner.is_running(server):
+            if status.was_answered and self._parts.runner.is_running(server):
+                self._ended.discard(server)
+                return status.state
+            if server in self._ended:
                 return ModelState.UNKNOWN
-            if not status.was_answered:
-                raise UnavailableError(status.error_message)
-            return status.state
+            raise UnavailableError(status.error_message)
 
         return ask
 
     def _on_process(self, name: str) -> None:
         """A process started or ended. The versions of a model server that ended are no longer shown."""
         if not self._parts.runner.is_running(name):
+            self._ended.add(name)
             for model, replica_id in self._shown.pop(name, ()):
                 self._parts.metrics.gone(model, replica_id=replica_id)
 
