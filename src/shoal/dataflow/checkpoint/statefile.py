@@ -84,28 +84,62 @@ class TableIndex:
 
 def encode(state: Mapping[str, OperatorState]) -> tuple[list[bytes], int]:
     """The state of a task's steps as pieces of a file, and the checksum of its header."""
-    body = _Body()
-    steps = {uid: _encode_step(each, body) for uid, each in state.items()}
-    header = json.dumps({"steps": steps}, separators=(",", ":")).encode()
-    return [_MAGIC + _LENGTH.pack(len(header)) + header, *body.pieces], zlib.crc32(header)
+    pieces: list[bytes] = []
+    body = Body(pieces.append)
+    for uid, each in state.items():
+        body.add(uid, each)
+    start, checksum = body.start()
+    return [start, *pieces], checksum
 
 
-class _Body:
-    """The pieces of a file behind its header."""
+class UnlikePartsError(CheckpointError):
+    """Parts of a table that have no schema in common."""
 
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self._place = 0
+
+class Body:
+    """What follows the header of a file. Its pieces go to `write`; where each lies is kept for the header."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._steps: dict[str, dict[str, Any]] = {}
+        self.size = 0
+
+    def add(self, uid: str, state: OperatorState) -> None:
+        """Add the state of a step, or that of some more of its key groups. Raises `UnlikePartsError`."""
+        entry = _encode_step(state, self)
+        known = self._steps.setdefault(uid, entry)
+        if known is not entry:
+            for name, table in entry["tables"].items():
+                _add_part(known["tables"].setdefault(name, table), table)
 
     def put(self, piece: Any) -> list[int]:
         """Add one; says where it is."""
-        self.pieces.append(piece)
+        self._write(piece)
         size = len(piece)
-        self._place += size
-        return [self._place - size, size, zlib.crc32(piece)]
+        self.size += size
+        return [self.size - size, size, zlib.crc32(piece)]
+
+    def start(self) -> tuple[bytes, int]:
+        """What comes before the pieces, with the header; and the checksum of the header."""
+        header = json.dumps({"steps": self._steps}, separators=(",", ":")).encode()
+        return _MAGIC + _LENGTH.pack(len(header)) + header, zlib.crc32(header)
 
 
-def _encode_step(state: OperatorState, body: _Body) -> dict[str, Any]:
+def _add_part(table: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add a part with other key groups to a table."""
+    if part is table:
+        return
+    for fact in ("schema", "keys", "floor", "gone_schema"):
+        if fact in part and table.setdefault(fact, part[fact]) != part[fact]:
+            raise UnlikePartsError(fact)
+    table["rows"] |= part["rows"]
+    if "reach" in part:
+        table["reach"] = max(table.get("reach", part["reach"]), part["reach"])
+    if "gone" in part:
+        table["gone"] = table.get("gone", {}) | part["gone"]
+
+
+def _encode_step(state: OperatorState, body: Body) -> dict[str, Any]:
     return {
         "shared": body.put(state.shared),
         "whole": {str(group): body.put(content) for group, content in sorted(state.keyed.items())},
@@ -118,7 +152,7 @@ def _matters(table: TableState) -> bool:
     return table.has_changes or table.floor is not None
 
 
-def _encode_table(table: TableState, body: _Body) -> dict[str, Any]:
+def _encode_table(table: TableState, body: Body) -> dict[str, Any]:
     found: dict[str, Any] = {
         "schema": _packed_schema(table.rows.schema),
         "keys": list(table.keys),
@@ -138,7 +172,7 @@ def _packed_schema(schema: Any) -> str:
     return base64.b64encode(schema.serialize()).decode()
 
 
-def _put_groups(table: Table, groups: Integers, body: _Body) -> dict[str, list[int]]:
+def _put_groups(table: Table, groups: Integers, body: Body) -> dict[str, list[int]]:
     is_coded = _has_dictionaries(table.schema)
     return {
         str(group): body.put(_stream(rows) if is_coded else rows.serialize())

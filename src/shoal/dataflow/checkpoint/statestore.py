@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shoal.core import files
 from shoal.core.errors import NotFoundError
+from shoal.core.filesystems import typed_errors
 from shoal.dataflow.checkpoint import statefile
 from shoal.dataflow.checkpoint.handles import Chain, FileHandle
 from shoal.dataflow.checkpoint.messages import TaskId
-from shoal.dataflow.checkpoint.statefile import FileReader, ReadAt, StepIndex
+from shoal.dataflow.checkpoint.statefile import Body, FileReader, ReadAt, StepIndex
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Tables, merge_tables
@@ -26,6 +28,8 @@ from shoal.dataflow.state.tables import Tables, merge_tables
 _FOLDER = "state"
 #: Bytes that are written at once, at least, while there are more.
 _LEAST_WRITE = 256 * 1024
+#: Bytes of a file in parts that wait in memory; more wait on disk.
+_MOST_SPOOLED = 16 * 1024 * 1024
 _NAME = re.compile(r"([0-9]{12,20})-([0-9]{6,20})-([0-9]{1,10}\.[0-9]{1,10})(-merged)?\.state")
 
 
@@ -66,9 +70,37 @@ class StateStore:
         with files.open_file(files.join(self._folder, name), "wb") as file:
             for part in _gathered(pieces):
                 file.write(part)
-        handle = FileHandle(name, sum(map(len, pieces)), checksum)
-        header = pieces[0][statefile.START :]
-        self._opened[name] = statefile.decode_header(header, handle), len(pieces[0])
+        return self._note(name, pieces[0], sum(map(len, pieces)), checksum)
+
+    def write_parts(self, name: str, state: Mapping[str, Iterable[OperatorState]]) -> FileHandle:
+        """Write a file from the state of steps in parts, of some key groups each; one part at a time is in memory.
+
+        Raises `UnlikePartsError`.
+        """
+        # The header comes first and has the places of all pieces, so these wait in a file of their own.
+        with tempfile.SpooledTemporaryFile(_MOST_SPOOLED) as spool:
+
+            def put(piece: bytes) -> None:
+                with typed_errors(tempfile.gettempdir()):  # it may be full
+                    spool.write(piece)
+
+            body = Body(put)
+            for uid, parts in state.items():
+                for part in parts:
+                    body.add(uid, part)
+            start, checksum = body.start()
+            with typed_errors(tempfile.gettempdir()):
+                spool.seek(0)
+            with files.open_file(files.join(self._folder, name), "wb") as file:
+                file.write(start)
+                while content := spool.read(_LEAST_WRITE):
+                    file.write(content)
+        return self._note(name, start, len(start) + body.size, checksum)
+
+    def _note(self, name: str, start: bytes, size: int, checksum: int) -> FileHandle:
+        """Remember what is where of a file that was written."""
+        handle = FileHandle(name, size, checksum)
+        self._opened[name] = statefile.decode_header(start[statefile.START :], handle), len(start)
         return handle
 
     def index(self, handle: FileHandle) -> dict[str, StepIndex]:

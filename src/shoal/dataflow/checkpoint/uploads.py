@@ -21,7 +21,7 @@ from shoal.core.faults import reach
 from shoal.core.threads import SYSTEM, Mail, Threads
 from shoal.dataflow.checkpoint.handles import Chain, FileHandle, Link, StepState, TaskPart, cut_chain
 from shoal.dataflow.checkpoint.messages import Acknowledged, Declined, Report, TaskId
-from shoal.dataflow.checkpoint.statefile import StepIndex
+from shoal.dataflow.checkpoint.statefile import StepIndex, UnlikePartsError
 from shoal.dataflow.checkpoint.statestore import StateStore, file_name
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.operators.base import OperatorState
@@ -29,6 +29,8 @@ from shoal.dataflow.state.tables import merge_tables
 
 #: A chain with more links is merged: a restore reads no more files than this for each step.
 _MOST_LINKS = 16
+#: Bytes of a chain that are merged at once.
+_PART_BYTES = 32 * 1024 * 1024
 #: Seconds that a task waits for its last write to come to an end when it closes.
 _LAST_WRITE = 5.0
 _NO_OUTPUTS: Mapping[str, bytes] = MappingProxyType({})
@@ -213,20 +215,30 @@ class StateUploads:
 
     def _merge_long_chains(self, checkpoint: int) -> None:
         """Put the newest links of chains that have grown long together; the next checkpoint needs that file first."""
-        merged: dict[str, tuple[int, OperatorState]] = {}
+        starts: dict[str, int] = {}
         for uid, chain in self._chains.items():
             start = first_to_merge([self._size(uid, link) for link in chain])
-            if start is None or any(self._index(uid, link).whole for link in chain):
-                continue
-            tables = self._store.merge_links(uid, chain[start:], self._handles, keep_gone=start > 0)
-            merged[uid] = start, OperatorState(tables=tables)
-        if not merged:
+            if start is not None and not any(self._index(uid, link).whole for link in chain):
+                starts[uid] = start
+        if not starts:
             return
         name = file_name(checkpoint, self._epoch, self._task, is_merged=True)
-        self._handles[name] = self._store.write(name, {uid: state for uid, (_start, state) in merged.items()})
+        try:
+            parts = {uid: self._merged(uid, start, _PART_BYTES) for uid, start in starts.items()}
+            self._handles[name] = self._store.write_parts(name, parts)
+        except UnlikePartsError:  # as where some rows have columns that others lack
+            parts = {uid: self._merged(uid, start, None) for uid, start in starts.items()}
+            self._handles[name] = self._store.write_parts(name, parts)
         link = Link(name, self._groups.first, self._groups.end)
-        for uid, (start, _state) in merged.items():
+        for uid, start in starts.items():
             self._chains[uid] = (*self._chains[uid][:start], link)
+
+    def _merged(self, uid: str, start: int, most_bytes: int | None) -> Iterator[OperatorState]:
+        """The newest links of a chain as one, in parts of so many bytes: the state may be larger than memory."""
+        links = self._chains[uid][start:]
+        for first, end in self._ranges(uid, links, self._handles, most_bytes):
+            cut = cut_chain(links, first, end)
+            yield OperatorState(tables=self._store.merge_links(uid, cut, self._handles, keep_gone=start > 0))
 
     def _index(self, uid: str, link: Link) -> StepIndex:
         return self._store.index(self._handles[link.file])[uid]

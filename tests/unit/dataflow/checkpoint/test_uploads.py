@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,40 @@ def test_long_chains_are_merged(store, task):
         assert len(part.chains["sum"]) <= most + 1
     assert any("merged" in each.name for each in part.files)
     assert read(store, part) == {0: number, **{key: key for key in range(max(1, number - 2), number + 1)}}
+
+
+@pytest.mark.parametrize("part", [1, 10**9])
+def test_a_merge_takes_a_part_of_the_key_groups_at_a_time(store, task, monkeypatch, part):
+    """The state may be larger than memory."""
+    monkeypatch.setattr(uploads, "_PART_BYTES", part)
+    merged: list[int] = []
+    merge = StateStore.merge_links
+
+    def noted(self, uid, chain, handles, *, keep_gone):
+        found = merge(self, uid, chain, handles, keep_gone=keep_gone)
+        merged.append(len(set(found["cells"].groups.tolist())))
+        return found
+
+    monkeypatch.setattr(StateStore, "merge_links", noted)
+    for number in range(1, uploads._MOST_LINKS + 4):
+        rows = {key: key * number for key in range(number, 3 * TOTAL)}
+        written = task.write(number, {"sum": change(rows, {number - 2} if number > 2 else set(), floor=0)})
+    assert any("merged" in each.name for each in written.files)
+    assert max(merged) == (1 if part == 1 else TOTAL)
+    last = {key: key * min(key, number) for key in range(1, 3 * TOTAL)}
+    gone = set(range(1, number - 1))
+    assert read(store, written) == {key: value for key, value in last.items() if key not in gone}
+
+
+def test_parts_that_have_no_schema_in_common_are_merged_as_a_whole(store, task, monkeypatch):
+    monkeypatch.setattr(uploads, "_PART_BYTES", 1)
+    for number in range(1, uploads._MOST_LINKS + 4):
+        both = table({number: number})
+        if number % TOTAL == 3:
+            both = replace(both, rows=both.rows.cast(pa.schema([("key", pa.int64()), ("value", pa.int32())])))
+        written = task.write(number, {"sum": OperatorState(tables={"cells": both}, is_whole=False)})
+    assert any("merged" in each.name for each in written.files)
+    assert read(store, written) == {key: key for key in range(1, number + 1)}
 
 
 def test_files_below_the_floor_are_let_go(store, task):
