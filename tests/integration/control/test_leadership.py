@@ -24,6 +24,22 @@ async def stores(postgres_url):
         await store.close()
 
 
+async def until(holds):
+    """Wait until something holds by the database's clock."""
+    async with asyncio.timeout(30):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+async def until_over(store):
+    """Wait until nobody leads any longer."""
+
+    async def is_over():
+        return (await store.leader()).holder == ""
+
+    await until(is_over)
+
+
 async def test_the_first_wins_and_the_second_hears_of_it(stores):
     one, two = stores
     won = await one.acquire_leadership("a", "host-a:1", seconds=30)
@@ -37,7 +53,11 @@ async def test_the_first_wins_and_the_second_hears_of_it(stores):
 async def test_renewing_keeps_the_term(stores):
     one, _two = stores
     won = await one.acquire_leadership("a", "host-a:1", seconds=30)
-    await asyncio.sleep(1.1)
+
+    async def time_has_passed():
+        return (await one.leader()).expires_in < 29.9
+
+    await until(time_has_passed)
     assert (await one.acquire_leadership("a", "host-a:1", seconds=30)).term == won.term
 
 
@@ -47,7 +67,7 @@ async def test_a_leader_that_resigned_or_fell_silent_is_followed_by_the_next_ter
     await one.resign("a")
     assert (await two.leader()).holder == ""
     second = await two.acquire_leadership("b", "host-b:1", seconds=0.2)
-    await asyncio.sleep(0.4)
+    await until_over(one)
     third = await one.acquire_leadership("a", "host-a:1", seconds=30)
     assert first.term < second.term < third.term
 
@@ -63,7 +83,7 @@ async def test_nothing_is_written_in_a_term_that_is_over(stores):
     one, two = stores
     await one.acquire_leadership("a", "host-a:1", seconds=0.2)
     await one.commit(Batch(nodes=(node("n1"),)))
-    await asyncio.sleep(0.4)
+    await until_over(two)
     await two.acquire_leadership("b", "host-b:1", seconds=30)
     with pytest.raises(NotLeaderError, match="host-b:1"):
         await one.commit(Batch(nodes=(node("n2"),)))
@@ -97,7 +117,13 @@ async def test_terms_go_up_although_an_older_copy_of_the_database_was_restored(s
     last = await one.acquire_leadership("a", "host-a:1", seconds=30)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE shoal.leadership SET term = 3, holder = 'gone', expires_at = 0")
-    await asyncio.sleep(1.1)
+
+    async def is_a_later_second():  # terms follow the seconds of the database
+        with psycopg.connect(postgres_url) as connection:
+            (now,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
+        return int(now) > last.term
+
+    await until(is_a_later_second)
     assert (await two.acquire_leadership("b", "host-b:1", seconds=30)).term > last.term
     with pytest.raises(NotLeaderError):
         await one.commit(Batch(nodes=(node("n1"),)))
@@ -117,9 +143,12 @@ async def test_a_dead_leader_is_followed_although_the_clock_was_set_back(stores,
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE shoal.leadership SET expires_at = expires_at + 3600000")
     assert (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "a"
-    await asyncio.sleep(0.7)
-    assert (await two.acquire_leadership("b", "host-b:1", seconds=30)).holder == "a", "its own patience is longer"
-    assert (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "b"
+
+    async def is_followed():
+        assert (await two.acquire_leadership("b", "host-b:1", seconds=30)).holder == "a", "its own patience is longer"
+        return (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "b"
+
+    await until(is_followed)
 
 
 async def test_a_leader_that_renews_is_left_alone_however_far_its_time_reaches(stores):
@@ -127,16 +156,16 @@ async def test_a_leader_that_renews_is_left_alone_however_far_its_time_reaches(s
     for _ in range(4):
         await one.acquire_leadership("a", "host-a:1", seconds=30)
         assert (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "a"
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # together longer than the patience of the other one
 
 
 async def test_what_was_decided_in_an_earlier_term_is_not_written_after_winning_again(stores):
     one, two = stores
     first = await one.acquire_leadership("a", "host-a:1", seconds=0.2)
     await one.commit(Batch(nodes=(node("n1"),)), term=first.term)
-    await asyncio.sleep(0.4)
+    await until_over(two)
     await two.acquire_leadership("b", "host-b:1", seconds=0.2)
-    await asyncio.sleep(0.4)
+    await until_over(one)
     again = await one.acquire_leadership("a", "host-a:1", seconds=30)
     assert again.term > first.term
     with pytest.raises(NotLeaderError):
@@ -172,7 +201,7 @@ async def test_a_leader_that_hangs_within_a_transaction_is_followed_all_the_same
         before = await one.acquire_leadership("a", "host-a:1", seconds=0.2)
         writing = asyncio.ensure_future(one.commit(Batch(nodes=(node("n1"),))))
         await asyncio.to_thread(hung.wait, 30)
-        await asyncio.sleep(0.3)  # its time is over
+        await until_over(two)
         async with asyncio.timeout(30):
             after = await two.acquire_leadership("b", "host-b:1", seconds=30)
         assert (after.holder, after.term > before.term) == ("b", True)

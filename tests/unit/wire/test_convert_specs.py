@@ -581,34 +581,64 @@ def test_an_agent_names_what_is_wrong():
 # Words and numbers
 
 
-def test_desired_states():
-    assert convert.desired_state_from_text("") is DesiredState.RUNNING
-    for desired in (DesiredState.RUNNING, DesiredState.STOPPED):
-        assert convert.desired_state_from_text(convert.desired_state_to_text(desired)) is desired
-        assert convert.desired_state_from_agent(convert.desired_state_to_agent(desired)) is desired
+@pytest.mark.parametrize("desired", [DesiredState.RUNNING, DesiredState.STOPPED])
+def test_a_desired_state_goes_there_and_back(desired):
+    assert convert.desired_state_from_text(convert.desired_state_to_text(desired)) is desired
+    assert convert.desired_state_from_agent(convert.desired_state_to_agent(desired)) is desired
+
+
+@pytest.mark.parametrize("word", ["", "running", "RUNNING", " Running"])
+def test_words_for_running(word):
+    assert convert.desired_state_from_text(word) is DesiredState.RUNNING
+
+
+def test_desired_states_of_agents():
     assert convert.desired_state_from_agent(0) is DesiredState.RUNNING
     assert convert.desired_state_to_agent(DesiredState.DELETED) == agent.DESIRED_STATE_STOPPED
-    for word in ("running", "RUNNING", " Running"):
-        assert convert.desired_state_from_text(word) is DesiredState.RUNNING
-    for word in ("Deleted", "wat"):
-        with pytest.raises(InvalidError, match="desired_state"):
-            convert.desired_state_from_text(word)
-    for number in (3, -1, 100):
-        with pytest.raises(InvalidError, match="desired_state"):
-            convert.desired_state_from_agent(number)
 
 
-def test_types_and_reasons():
-    for kind in WorkloadType:
-        assert convert.workload_type_from_agent(convert.workload_type_to_agent(kind)) is kind
-        assert convert.workload_type_from_text(kind.value) is kind
-    for word in ("docker-container", "Container", " container "):
-        assert convert.workload_type_from_text(word) is WorkloadType.CONTAINER
-    for word in ("docker-compose", "git-compose"):
-        assert convert.workload_type_from_text(word) is WorkloadType.COMPOSE
-    for word in ("", "docker", "job"):
-        with pytest.raises(InvalidError, match="type"):
-            convert.workload_type_from_text(word)
-    for reason in model.FailureReason:
-        assert convert.failure_from_proto(convert.failure_to_proto(reason)) is reason
+@pytest.mark.parametrize("word", ["Deleted", "wat"])
+def test_a_wrong_word_for_a_desired_state_is_refused(word):
+    with pytest.raises(InvalidError, match="desired_state"):
+        convert.desired_state_from_text(word)
+
+
+@pytest.mark.parametrize("number", [3, -1, 100])
+def test_a_wrong_number_for_a_desired_state_is_refused(number):
+    with pytest.raises(InvalidError, match="desired_state"):
+        convert.desired_state_from_agent(number)
+
+
+@pytest.mark.parametrize("kind", WorkloadType)
+def test_a_type_goes_there_and_back(kind):
+    assert convert.workload_type_from_agent(convert.workload_type_to_agent(kind)) is kind
+    assert convert.workload_type_from_text(kind.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("docker-container", WorkloadType.CONTAINER),
+        ("Container", WorkloadType.CONTAINER),
+        (" container ", WorkloadType.CONTAINER),
+        ("docker-compose", WorkloadType.COMPOSE),
+        ("git-compose", WorkloadType.COMPOSE),
+    ],
+)
+def test_other_words_for_types(word, kind):
+    assert convert.workload_type_from_text(word) is kind
+
+
+@pytest.mark.parametrize("word", ["", "docker", "job"])
+def test_a_wrong_word_for_a_type_is_refused(word):
+    with pytest.raises(InvalidError, match="type"):
+        convert.workload_type_from_text(word)
+
+
+@pytest.mark.parametrize("reason", model.FailureReason)
+def test_a_failure_goes_there_and_back(reason):
+    assert convert.failure_from_proto(convert.failure_to_proto(reason)) is reason
+
+
+def test_a_failure_of_a_newer_program_is_one_of_the_runtime():
     assert convert.failure_from_proto(99) is model.FailureReason.RUNTIME_ERROR
