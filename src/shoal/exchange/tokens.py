@@ -1,7 +1,8 @@
 """Tokens: who may connect to a job's channels. One token per job and epoch, signed with the job's key.
 
-The coordinator makes a key for each job and hands it to its task hosts. A `Gate` stands before each listener: it
-refuses tokens that the key did not sign, of another job, and of another epoch. Pure.
+On a fleet the control plane gives the key to the coordinator for one term, and to its task hosts; elsewhere the
+coordinator makes it and hands it to them. A `Gate` stands before each listener: it refuses tokens that the key did not
+sign, such as one of an earlier term, of another job, and of another epoch. Pure.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class JobKey:
     def issue(self, job: str, epoch: int) -> str:
         """The token of a job's epoch, as text."""
         return f"{epoch}.{self._sign(job, epoch)}.{job}"
+
+    def proof(self, job: str, epoch: int) -> str:
+        """Shows that two sides have the same key, and is no token."""
+        return hmac.new(self.secret, f"shoal-same-key\0{job}\0{epoch}".encode(), hashlib.sha256).hexdigest()
 
     def _sign(self, job: str, epoch: int) -> str:
         return hmac.new(self.secret, f"shoal-exchange\0{job}\0{epoch}".encode(), hashlib.sha256).hexdigest()

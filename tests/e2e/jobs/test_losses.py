@@ -1,6 +1,7 @@
 """A dataflow job on three agents loses its processes one after the other: nothing is lost, nothing is doubled."""
 
 import contextlib
+import json
 import os
 import signal
 from datetime import timedelta
@@ -130,6 +131,13 @@ async def test_a_coordinator_that_stands_still_is_replaced_under_a_higher_term(r
     assert (await running.workload("coordinator")).assigned_node_id != node
     await running.wait_state("Running")
     await running.finish()
+    # Tokens of each term are signed with a key of its own, which the control plane gave to each process.
+    kept = [json.loads(path.read_text()) for path in running.fleet.base_dir.rglob("job.key")]
+    newest = [each["key"] for each in kept if each["term"] == after.term]
+    assert len(newest) == 3
+    assert len(set(newest)) == 1
+    logs = "".join(path.read_text(errors="replace") for path in running.fleet.base_dir.rglob("*.log"))
+    assert newest[0] not in logs
 
 
 @pytest.mark.long

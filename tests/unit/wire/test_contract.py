@@ -369,10 +369,10 @@ JOBS = {
     "UpgradeJobRequest": "1 job_id string, 2 spec bytes",
     "ReportJobRequest": """
         1 job_id string, 2 workload_id string, 3 node_id string, 4 revision_id string, 5 report bytes,
-        6 read string*""",
+        6 read string*, 7 key_of string""",
     "ReportJobResponse": """
         1 state string, 2 desired string, 3 action string, 4 request_number int64, 5 stop bool,
-        6 reports <string,bytes>, 7 taken_request int64""",
+        6 reports <string,bytes>, 7 taken_request int64, 8 job_key bytes, 9 key_generation int64""",
     "JobResponse": "1 job JobView",
     "JobView": """
         1 job_id string, 2 engine string, 3 format int32, 4 state string, 5 desired string, 6 message string,

@@ -10,6 +10,7 @@ from shoal.control.jobs.requests import JobRequests
 from shoal.control.jobs.service import JobService
 from shoal.control.jobs.steps import TransitionSteps
 from shoal.control.state.ledger import Ledger
+from shoal.control.trust.job_keys import JobKeys
 from shoal.control.workloads.groups import Groups
 from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.requests import Workloads
@@ -27,6 +28,7 @@ def make_jobs(
     pending: Pending,
     feed: EventFeed,
     *,
+    keys: JobKeys,
     engines: Engines,
     workflows: Workflows,
     scope: TaskScope,
@@ -40,4 +42,4 @@ def make_jobs(
     loop = JobLoop(ledger, facts, engines, workflows, steps, scope=scope, clock=clock)
     board.on_report(loop.look_at)
     requests = JobRequests(ledger, engines, clock=clock, entropy=entropy)
-    return loop, JobService(ledger.fleet, requests, feed, board)
+    return loop, JobService(ledger.fleet, requests, feed, board, keys)

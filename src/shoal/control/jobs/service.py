@@ -9,9 +9,11 @@ from shoal.control.api.pages import check_page, first_page
 from shoal.control.api.parsing import check_id
 from shoal.control.jobs.board import ReportBoard, Speaker
 from shoal.control.jobs.requests import JobRequests
+from shoal.control.jobs.steps import owns
 from shoal.control.state.causes import cause_of_call
 from shoal.control.state.fleet import Fleet
 from shoal.control.store.base import EventQuery
+from shoal.control.trust.job_keys import JobKeys
 from shoal.core.errors import InvalidError, problem
 from shoal.core.ids import JobId, WorkloadId
 from shoal.model.events import SubjectKind
@@ -28,8 +30,9 @@ MAX_READ = 200
 class JobService:
     """The handlers."""
 
-    def __init__(self, fleet: Fleet, requests: JobRequests, feed: EventFeed, board: ReportBoard) -> None:
+    def __init__(self, fleet: Fleet, requests: JobRequests, feed: EventFeed, board: ReportBoard, keys: JobKeys) -> None:
         self._fleet = fleet
+        self._keys = keys
         self._requests = requests
         self._feed = feed
         self._board = board
@@ -114,7 +117,7 @@ class JobService:
         asked = JobRequest(JobAction.UPGRADE, cause=cause_of_call(call))
         return await self._ask(request.job_id, asked, spec=request.spec)
 
-    async def report(self, request: pb.ReportJobRequest, _call: Call) -> pb.ReportJobResponse:
+    async def report(self, request: pb.ReportJobRequest, call: Call) -> pb.ReportJobResponse:
         """A workload of a job says how it is, and learns what is asked of the job."""
         check_id("job_id", request.job_id)
         check_id("workload_id", request.workload_id)
@@ -125,7 +128,10 @@ class JobService:
         record = self._fleet.job(request.job_id)
         wanted = [WorkloadId(each) for each in request.read if each in record.workloads]
         said = self._board.reports(record.job_id, wanted)
+        key, generation = await self._key_for(request, call)
         return pb.ReportJobResponse(
+            job_key=key,
+            key_generation=generation,
             state=record.state.value,
             desired=record.desired.value,
             action=record.request.action.value,
@@ -134,6 +140,15 @@ class JobService:
             taken_request=record.taken,
             reports={workload_id: each.content for workload_id, each in said.items()},
         )
+
+    async def _key_for(self, request: pb.ReportJobRequest, call: Call) -> tuple[bytes, int]:
+        """The key that a caller asks for: only for a process of the job, on the node that it says it is on."""
+        who, record = call.identity, self._fleet.workloads.get(WorkloadId(request.key_of))
+        is_own = who is not None and (who.job, who.node) == (request.job_id, request.node_id)
+        if not request.key_of or not is_own or record is None or not owns(JobId(request.job_id), record):
+            return b"", 0
+        key = await self._keys.key_of(request.job_id, request.key_of, record.generation)
+        return key, record.generation if key else 0
 
     async def _ask(self, job_id: str, request: JobRequest, *, spec: bytes | None = None) -> pb.JobResponse:
         check_id("job_id", job_id)

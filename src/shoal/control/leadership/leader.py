@@ -39,6 +39,8 @@ from shoal.control.state.lifecycle.phases import Waiting
 from shoal.control.store.base import EventQuery, Store
 from shoal.control.store.journal import StoreJournal
 from shoal.control.trust.enrollment import Enrollment, JoinListener
+from shoal.control.trust.job_keys import KEY_FILE as JOB_KEY_FILE
+from shoal.control.trust.job_keys import JobKeys
 from shoal.control.trust.join_tokens import JoinTokens
 from shoal.control.trust.revocations import Revocations
 from shoal.control.trust.secrets import KEY_FILE, ClusterSecrets
@@ -257,6 +259,12 @@ class Leadership:
             self.groups,
             self.pending,
             self.feed,
+            keys=JobKeys(
+                key_file=Path(settings.data_dir) / JOB_KEY_FILE,
+                given_key=settings.secret_key,
+                shared=bool(settings.database),
+                threads=threads,
+            ),
             engines=engines,
             workflows=workflows,
             scope=self.scope,

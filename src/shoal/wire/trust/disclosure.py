@@ -42,7 +42,8 @@ _CONTROL = frozenset({Audience.CONTROL})
 _CONTROL_AND_OPERATOR = _CONTROL | _OPERATOR
 _AGENTS = frozenset({Audience.AGENT, Audience.OWNER})
 _AGENTS_AND_OPERATOR = _AGENTS | _OPERATOR
-_MEMBERS_AND_OPERATOR = frozenset({Audience.WORKLOAD}) | _OPERATOR
+_MEMBERS = frozenset({Audience.WORKLOAD})
+_MEMBERS_AND_OPERATOR = _MEMBERS | _OPERATOR
 _CLIENTS = _AGENTS_AND_OPERATOR | _MEMBERS_AND_OPERATOR
 _OWNERS = frozenset({Audience.OWNER}) | _CONTROL_AND_OPERATOR
 _OWNERS_AND_MEMBERS = _OWNERS | _MEMBERS_AND_OPERATOR
@@ -246,7 +247,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "shoal.v1.JobRequestView": {_OPERATOR: "action number width operator stop cause"},
     "shoal.v1.ReportJobResponse": {
-        _MEMBERS_AND_OPERATOR: "state desired action request_number stop reports taken_request"
+        _MEMBERS: "state desired action request_number stop reports taken_request job_key key_generation",
     },
     # Blobs. The control plane has checked that the reader's own work names the blob.
     "shoal.v1.UploadArtifactResponse": {_OPERATOR: "stored"},

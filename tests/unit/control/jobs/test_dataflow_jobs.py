@@ -13,10 +13,12 @@ from shoal.core.tasks import task_scope
 from shoal.dataflow.fleet import DataflowEngine
 from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, encode
 from shoal.jobs.engine import Engines
+from shoal.model.identity import Identity, Role, workload_identity
 from shoal.testing.control import ControlKit
 from shoal.wire.methods import AgentControl, Jobs
 from shoal.wire.pb.persys.control.v1.control_pb2 import ListEventsRequest
 from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb
+from shoal.wire.transport import Call
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
@@ -200,6 +202,49 @@ async def test_a_savepoint_is_answered_with_what_was_taken_in(kit):
     # One that begins after that does not make it again.
     answer = await say(kit, "j-coordinator", CoordinatorReport(Phase.STARTING))
     assert answer.taken_request == 2
+
+
+async def ask_key(kit, part, who, **changes):
+    """What a process hears that asks for the coordinator's key, with this identity."""
+    record = workload(kit, part)
+    given = {"node_id": record.node_id, "revision_id": record.revision_id, "key_of": "j-coordinator"} | changes
+    request = pb.ReportJobRequest(job_id="j", workload_id=part, **given)
+    answer = await kit.plane.leadership.jobs.report(request, Call("Report", "test", identity=who))
+    return answer.job_key, answer.key_generation
+
+
+async def test_the_key_of_a_term_is_given_to_processes_of_the_job_alone(kit):
+    await submit(kit)
+    await submit(kit, "other")
+    await wait_state(kit, "Deploying")
+    await wait_state(kit, "Deploying", "other")
+
+    def identity(job, node):
+        return workload_identity("default", job=job, node=node)
+
+    coordinator, host = workload(kit, "j-coordinator"), workload(kit, "j-host-0")
+    key, term = await ask_key(kit, "j-coordinator", identity("j", coordinator.node_id))
+    assert (len(key), term) == (32, coordinator.generation)
+    assert await ask_key(kit, "j-host-0", identity("j", host.node_id)) == (key, term)
+    nothing = (b"", 0)
+    assert await ask_key(kit, "j-host-0", identity("other", host.node_id)) == nothing
+    assert await ask_key(kit, "j-host-0", identity("j", "n9")) == nothing
+    assert await ask_key(kit, "j-host-0", Identity(Role.OPERATOR, "default", "o")) == nothing
+    assert await ask_key(kit, "j-host-0", None) == nothing
+    assert await ask_key(kit, "j-host-0", identity("j", host.node_id), key_of="other-coordinator") == nothing
+    assert await ask_key(kit, "j-host-0", identity("j", host.node_id), key_of="") == nothing
+    # A coordinator that was replaced gets none, and the next one another.
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING, term=term))
+    await wait_state(kit, "Running")
+    await say(kit, "j-host-0", HostReport(0, term, coordinator.node_id, 3.5))
+    await say(kit, "j-host-1", HostReport(1, term, coordinator.node_id, 3.5))
+    await kit.wait(lambda: workload(kit, "j-coordinator").generation > term, seconds=30.0)
+    old = {"node_id": coordinator.node_id, "revision_id": coordinator.revision_id}
+    with pytest.raises(PreconditionError, match="was replaced"):
+        await ask_key(kit, "j-coordinator", identity("j", coordinator.node_id), **old)
+    newer, newest = await ask_key(kit, "j-host-0", identity("j", host.node_id))
+    assert newer != key
+    assert newest > term
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ SAMPLES: dict[str, Any] = {
     "ConnectTasks": ConnectTasks({TASK: "unix:/a.sock", TaskId(12, 345): "unix:/b.sock"}),
     "RunTasks": RunTasks(),
     "EndTasks": EndTasks(),
-    "JoinEpoch": JoinEpoch(term=4, epoch=2, key=b"secret", is_spread=True),
+    "JoinEpoch": JoinEpoch(term=4, epoch=2, key=b"secret", proof="ab12", is_spread=True),
     "Ping": Ping(),
     **{f"command {type(each).__name__}": CommandTask(TASK, each) for each in _COMMANDS},
     "HostHello": HostHello(number=1, generation=4, node="n1", host_id="h1", pid=77),

@@ -26,7 +26,7 @@ from shoal.dataflow.execution.hosts.error_texts import ErrorText
 from shoal.dataflow.execution.hosts.plain_values import BadFieldError, form_of
 from shoal.dataflow.language.settings import FlowSettings
 
-FORMAT = 5
+FORMAT = 6
 _MAGIC = b"SM"
 _HEADER = struct.Struct("<2sBBII")
 _SIZE = struct.Struct("<Q")
@@ -121,8 +121,10 @@ class JoinEpoch:
     #: The term of the coordinator. A host that has seen a higher one leaves.
     term: int
     epoch: int
-    #: What signs the tokens of the epoch.
+    #: What signs the tokens of the epoch. Empty: the key that the control plane gives for this term.
     key: bytes = field(repr=False)
+    #: Shows which key that is.
+    proof: str
     #: Whether the hosts are on several machines.
     is_spread: bool = False
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from shoal.client.control_plane import ControlPlane
 from shoal.core.errors import ShoalError, UnavailableError
+from shoal.dataflow.execution.remote.delegated import TermKey
 from shoal.dataflow.execution.remote.surroundings import Surroundings
 from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb
 
@@ -34,6 +35,8 @@ class Answer:
     taken: int
     #: What others said, by workload.
     reports: Mapping[str, bytes]
+    #: The job's key for the present term of its coordinator, where one was asked for.
+    key: TermKey = TermKey()
 
 
 class Board:
@@ -46,16 +49,16 @@ class Board:
         self._thread.start()
         self._client: ControlPlane | None = None
 
-    def report(self, content: bytes, read: Sequence[str] = ()) -> Answer:
+    def report(self, content: bytes, read: Sequence[str] = (), *, key_of: str = "") -> Answer:
         """Say something, or nothing, and hear. Raises `ShoalError`: `PreconditionError` when it was replaced."""
-        future = asyncio.run_coroutine_threadsafe(self._report(content, tuple(read)), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._report(content, tuple(read), key_of), self._loop)
         try:
             return future.result(_TIMEOUT * 2)
         except concurrent.futures.TimeoutError:
             future.cancel()
             raise UnavailableError("the control plane does not answer") from None
 
-    async def _report(self, content: bytes, read: tuple[str, ...]) -> Answer:
+    async def _report(self, content: bytes, read: tuple[str, ...], key_of: str) -> Answer:
         around = self._around
         request = pb.ReportJobRequest(
             job_id=around.job_id,
@@ -64,6 +67,7 @@ class Board:
             revision_id=around.revision_id,
             report=content,
             read=read,
+            key_of=key_of,
         )
         if self._client is None:
             self._client = ControlPlane.from_environment(around.environment)
@@ -81,6 +85,7 @@ class Board:
             stop=answer.stop,
             taken=answer.taken_request,
             reports=dict(answer.reports),
+            key=TermKey(answer.key_generation, answer.job_key),
         )
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from shoal.dataflow.execution.coordinator.running import RunningFlow
 from shoal.dataflow.execution.hosts.linked import HostLostError
 from shoal.dataflow.execution.remote.board import Answer, Board
 from shoal.dataflow.execution.remote.code import open_code, plan_at_width
+from shoal.dataflow.execution.remote.delegated import TermKey, keep_key, read_key
 from shoal.dataflow.execution.remote.hosts import RemoteHosts
 from shoal.dataflow.execution.remote.series import CoordinatorSeries
 from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
@@ -64,6 +65,10 @@ class Life:
         self._stops_for = 0
         self._savepoint = self._refusal = ""
         self._checkpoint = 0
+        kept = read_key(Path.cwd())
+        self._key: TermKey | None = None
+        if kept is not None and kept.term in (0, around.generation):  # the control plane may be away
+            self._take_key(kept)
         self._changed = threading.Event()
 
     # -- the job --------------------------------------------------------------------------------------------------
@@ -119,7 +124,9 @@ class Life:
             if self._flow is not None:
                 series.write(self._flow.metrics())
             try:
-                self._obey(board.report(encode(self.report())))
+                answer = board.report(encode(self.report()), key_of=self._around.workload_id)
+                self._take_key(answer.key)
+                self._obey(answer)
             except PreconditionError as error:
                 log.warning("this coordinator was replaced: %s", error.message)
                 os._exit(3)  # the control plane has another one
@@ -127,6 +134,14 @@ class Life:
                 log.info("the control plane is away: %s", error)
             self._changed.wait(REPORT)
             self._changed.clear()
+
+    def _take_key(self, key: TermKey) -> None:
+        """The control plane gives a key for this term, or none to anybody."""
+        if self._around.certificate is None or key == self._key or key.term not in (0, self._around.generation):
+            return
+        self._key = key
+        keep_key(Path.cwd(), key)
+        self._hosts.set_key(key.secret)
 
     def report(self) -> CoordinatorReport:
         """How it is."""

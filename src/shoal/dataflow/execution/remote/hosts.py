@@ -42,6 +42,7 @@ from shoal.dataflow.language.logical import Sink, Source
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.errors import PeerLostError
+from shoal.exchange.tokens import JobKey
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ class RemoteHosts(LinkedHosts):
         self._present = threading.Condition()
         self._peers: dict[int, _Peer] = {}
         now = clock.monotonic()
+        #: What signs the tokens of this term; None before that is known.
+        self._key: bytes | None = None if around.certificate is not None else b""
         self._crashes = Crashes(most_crashes)
         #: The hosts that were given work of the present epoch and did not come back since.
         self._working: set[int] = set()
@@ -221,7 +224,9 @@ class RemoteHosts(LinkedHosts):
             tasks = [task for task, host in self._host_of.items() if host == number]
             node = peers[number].hello.node
             raise self._crashes.error(number, node, self._plan.physical, share, tasks=tasks, found=found)
-        key = SystemEntropy().token(40).encode()
+        given = self._key_of_term()
+        key = given or SystemEntropy().token(40).encode()
+        proof = JobKey(key).proof(self._around.job_id, share.epoch)
         is_spread = len({(each.hello.host_id or each.hello.node) for each in peers.values()}) > 1
         if is_spread:
             _check_brokers(self._plan)
@@ -231,7 +236,7 @@ class RemoteHosts(LinkedHosts):
             self._children = {number: Linked(number, each.link, now) for number, each in peers.items()}
         try:
             for child in self._children.values():
-                child.send(JoinEpoch(self._around.generation, share.epoch, key, is_spread))
+                child.send(JoinEpoch(self._around.generation, share.epoch, b"" if given else key, proof, is_spread))
             self._build(share, search_path=(), directory="")
         except BaseException as error:
             self.end()
@@ -253,6 +258,21 @@ class RemoteHosts(LinkedHosts):
                 peer.is_used = True
             self._working = set(fresh)
             return fresh
+
+    def set_key(self, secret: bytes) -> None:
+        """What signs the tokens of this term, from the next epoch on. Empty: the fleet gives no keys."""
+        with self._present:
+            self._key = secret
+            self._present.notify_all()
+
+    def _key_of_term(self) -> bytes:
+        """The key of this term. The control plane has placed this process, so it says one as soon as it is there."""
+        with self._present:
+            while self._key is None:
+                if self._is_closed.is_set():
+                    raise UnavailableError("the coordinator ends")
+                self._present.wait(1.0)
+            return self._key
 
     def _describe(self, number: int) -> str:
         return ""

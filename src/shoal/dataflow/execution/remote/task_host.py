@@ -8,6 +8,7 @@ reach it again: a process that stands still takes connections and says nothing.
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ from shoal.dataflow.execution.hosts.host_process import run_host
 from shoal.dataflow.execution.remote.board import Board
 from shoal.dataflow.execution.remote.code import open_code
 from shoal.dataflow.execution.remote.connections import dial
+from shoal.dataflow.execution.remote.delegated import TermKey, keep_key, read_key
 from shoal.dataflow.execution.remote.series import HostSeries
 from shoal.dataflow.execution.remote.surroundings import Surroundings, surroundings_of, take_arguments
 from shoal.dataflow.execution.scratch import make_short_scratch
@@ -86,7 +88,9 @@ class Search:
         self._board = board
         self._coordinator = coordinator
         self._number = number
+        self._folder = folder
         self._path = folder / _MEMORY
+        self._key = read_key(folder) or TermKey()
         self._clock: Clock = clock or SystemClock()
         self.known = self._read()
 
@@ -135,7 +139,10 @@ class Search:
         known, misses = self.known, self.misses
         report = HostReport(self._number, known.term, known.node, misses if misses >= SILENCE else 0.0)
         try:
-            answer = self._board.report(encode_report(report), [self._coordinator])
+            answer = self._board.report(encode_report(report), [self._coordinator], key_of=self._coordinator)
+            if answer.key.term and answer.key != self._key:
+                self._key = answer.key
+                keep_key(self._folder, answer.key)
             said = answer.reports.get(self._coordinator)
             found = None if said is None else decode_coordinator(said)
         except (ShoalError, InvalidError) as error:
@@ -143,9 +150,22 @@ class Search:
             return None
         return None if found is None else Known(found.address, found.term, found.node, known.heard_at)
 
+    def key_for(self, job: str, joined: JoinEpoch) -> JobKey | None:
+        """The key of an epoch; None for a coordinator of a term for which the control plane gives none any more."""
+        if joined.key:
+            return JobKey(joined.key)
+        for is_asked in (False, True):
+            if is_asked:
+                self.ask()
+            if self._key.term == joined.term:
+                key = JobKey(self._key.secret)
+                if hmac.compare_digest(key.proof(job, joined.epoch), joined.proof):
+                    return key
+        return None
 
-def connect(around: Surroundings, search: Search, number: int) -> tuple[ControlLink, JoinEpoch, str]:
-    """Wait until a coordinator gives this host work. Also returns the address of this end."""
+
+def connect(around: Surroundings, search: Search, number: int) -> tuple[ControlLink, JoinEpoch, JobKey, str]:
+    """Wait until a coordinator gives this host work, and the key for it. Also returns the address of this end."""
     hello = encode(HostHello(number, around.generation, around.node_id, around.host_id, os.getpid()))
     for known in search.candidates():
         if known.term < search.known.term:
@@ -164,8 +184,11 @@ def connect(around: Surroundings, search: Search, number: int) -> tuple[ControlL
             log.info("the coordinator at %s: %s", known.address, error)
             joined = None
         if joined is not None and joined.term >= search.known.term:
-            search.remember(replace(search.known, term=joined.term))
-            return link, joined, own
+            key = search.key_for(around.job_id, joined)
+            if key is not None:
+                search.remember(replace(search.known, term=joined.term))
+                return link, joined, key, own
+            log.warning("no key is known for term %d of the coordinator at %s", joined.term, known.address)
         link.release()
     raise AssertionError("the search does not end")
 
@@ -204,10 +227,10 @@ def main(arguments: list[str]) -> NoReturn:
     open_code(folder)
     board = Board(around)
     search = Search(around, board, given.coordinator, given.number, folder)
-    link, joined, own = connect(around, search, given.number)
+    link, joined, key, own = connect(around, search, given.number)
     if joined.is_spread:
         os.environ[HOST_VARIABLE] = around.address or own
-    gate = Gate(given.job, joined.epoch, JobKey(joined.key))
+    gate = Gate(given.job, joined.epoch, key)
     sockets = make_short_scratch(_MOST_FOLDER)
 
     def leave(_code: int) -> NoReturn:

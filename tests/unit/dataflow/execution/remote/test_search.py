@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.core.errors import UnavailableError
+from shoal.dataflow.execution.hosts.control_messages import JoinEpoch
 from shoal.dataflow.execution.remote.board import Answer
+from shoal.dataflow.execution.remote.delegated import TermKey
 from shoal.dataflow.execution.remote.task_host import Known, Search
 from shoal.dataflow.fleet.reports import CoordinatorReport, Phase, decode_host, encode
+from shoal.exchange.tokens import JobKey
 
 
 class Clock:
@@ -25,13 +28,16 @@ class Board:
         self.report_of_coordinator = report
         self.is_away = is_away
         self.heard = []
+        self.key = TermKey()
 
-    def report(self, content, _read=()):
+    def report(self, content, _read=(), *, key_of=""):
+        assert key_of == "j-coordinator"
         self.heard.append(decode_host(content))
         if self.is_away:
             raise UnavailableError("away")
         known = self.report_of_coordinator
-        return Answer("Running", "submit", 1, False, 1, {} if known is None else {"j-coordinator": encode(known)})
+        reports = {} if known is None else {"j-coordinator": encode(known)}
+        return Answer("Running", "submit", 1, False, 1, reports, self.key)
 
 
 OLD = Known("old:1", 4, "n0")
@@ -89,3 +95,45 @@ def test_a_host_that_its_agent_started_again_begins_to_count(tmp_path, clock, mo
     assert began.misses == pytest.approx(3600)
     monkeypatch.setattr("os.getpid", lambda: 1)
     assert search(tmp_path, board, clock).misses == 0.0
+
+
+def joins(secret, *, term=4, epoch=7):
+    return JoinEpoch(term, epoch, b"", JobKey(secret).proof("j", epoch), False)
+
+
+FOUR, FIVE = TermKey(4, b"4" * 32), TermKey(5, b"5" * 32)
+
+
+def test_the_key_of_a_term_is_that_of_the_control_plane_and_is_kept(tmp_path, clock):
+    board = Board(NEW)
+    board.key = FOUR
+    assert search(tmp_path, board, clock).key_for("j", joins(FOUR.secret)) == JobKey(FOUR.secret)
+    assert (tmp_path / "job.key").stat().st_mode & 0o777 == 0o600
+    away = Board(is_away=True)
+    assert search(tmp_path, away, clock).key_for("j", joins(FOUR.secret)) == JobKey(FOUR.secret)
+    assert away.heard == []  # nobody was asked
+
+
+def test_a_coordinator_of_an_older_term_or_with_another_key_gives_no_work(tmp_path, clock):
+    board = Board(NEW)
+    board.key = FIVE
+    host = search(tmp_path, board, clock)
+    assert host.key_for("j", joins(FOUR.secret)) is None
+    assert host.key_for("j", joins(FOUR.secret, term=5)) is None
+    assert host.key_for("j", joins(FIVE.secret, term=5)) == JobKey(FIVE.secret)
+
+
+def test_a_key_that_has_changed_is_asked_for(tmp_path, clock):
+    board = Board(NEW)
+    board.key = TermKey(4, b"old" * 11)
+    host = search(tmp_path, board, clock)
+    host.ask()
+    board.key = FOUR
+    assert host.key_for("j", joins(FOUR.secret)) == JobKey(FOUR.secret)
+
+
+def test_where_no_keys_are_given_the_coordinator_hands_over_its_own(tmp_path, clock):
+    joined = JoinEpoch(4, 7, b"own" * 8, "", False)
+    assert search(tmp_path, Board(), clock).key_for("j", joined) == JobKey(b"own" * 8)
+    assert b"own" not in repr(joined).encode()
+    assert "4444" not in repr(FOUR)

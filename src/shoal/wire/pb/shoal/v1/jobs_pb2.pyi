@@ -348,6 +348,7 @@ class ReportJobRequest(_message.Message):
     REVISION_ID_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     READ_FIELD_NUMBER: _builtins.int
+    KEY_OF_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     workload_id: _builtins.str
     node_id: _builtins.str
@@ -355,6 +356,8 @@ class ReportJobRequest(_message.Message):
     revision_id: _builtins.str
     report: _builtins.bytes
     """In the engine's own form. Empty: only reads."""
+    key_of: _builtins.str
+    """The workload of the job whose key is wanted; empty: none."""
     @_builtins.property
     def read(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The workloads of the job whose reports are wanted."""
@@ -368,10 +371,11 @@ class ReportJobRequest(_message.Message):
         revision_id: _builtins.str = ...,
         report: _builtins.bytes = ...,
         read: _abc.Iterable[_builtins.str] | None = ...,
+        key_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "node_id", b"node_id", "read", b"read", "report", b"report", "revision_id", b"revision_id", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "key_of", b"key_of", "node_id", b"node_id", "read", b"read", "report", b"report", "revision_id", b"revision_id", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,6 +412,8 @@ class ReportJobResponse(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     TAKEN_REQUEST_FIELD_NUMBER: _builtins.int
+    JOB_KEY_FIELD_NUMBER: _builtins.int
+    KEY_GENERATION_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     desired: _builtins.str
     action: _builtins.str
@@ -416,6 +422,9 @@ class ReportJobResponse(_message.Message):
     stop: _builtins.bool
     taken_request: _builtins.int
     """The number of the last request that was carried out, or taken in by another way. Nobody makes that savepoint again."""
+    job_key: _builtins.bytes
+    """The key of that workload for its present generation. Only for a certificate of the job; empty: the fleet gives none."""
+    key_generation: _builtins.int
     @_builtins.property
     def reports(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """By workload id."""
@@ -430,10 +439,12 @@ class ReportJobResponse(_message.Message):
         stop: _builtins.bool = ...,
         reports: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
         taken_request: _builtins.int = ...,
+        job_key: _builtins.bytes = ...,
+        key_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "desired", b"desired", "reports", b"reports", "request_number", b"request_number", "state", b"state", "stop", b"stop", "taken_request", b"taken_request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "desired", b"desired", "job_key", b"job_key", "key_generation", b"key_generation", "reports", b"reports", "request_number", b"request_number", "state", b"state", "stop", b"stop", "taken_request", b"taken_request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
