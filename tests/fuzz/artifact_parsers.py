@@ -1,4 +1,4 @@
-"""The part of the registry for artifacts: a bundle comes from whoever may submit a job."""
+"""The part of the registry for artifacts: a bundle comes from anyone who may submit a job."""
 
 from __future__ import annotations
 

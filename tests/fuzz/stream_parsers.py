@@ -298,7 +298,7 @@ STREAM_PARSERS: dict[str, ParserCase] = {
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_STREAM_PARSERS: dict[str, str] = {
-    "shoal.cli.programs.loading.load_program": "runs the module of whoever calls it, and says what that raised",
+    "shoal.cli.programs.loading.load_program": "runs the module of its caller, and says what that raised",
     "shoal.dataflow.language.keys.from_canonical": "columns that canonical made, in the memory of this process",
     "shoal.topics.kafka.binding.read_bytes": "the client library's own memory, at places that it gave",
     "shoal.topics.kafka.binding.read_messages": "the client library's own memory, at places that it gave",

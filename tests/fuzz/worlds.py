@@ -284,7 +284,7 @@ class TrustWorld:
         self.token, self.token_id = made.token, made.view.token_id
 
     def channel_for(self, method: Method[Any, Any]) -> Channel:
-        """Whoever may make this call."""
+        """The callers that may make this call."""
         if method.service == Enrollment.NAME:
             return self._stranger
         by_agents = (Credentials.RENEW_CERTIFICATE, Credentials.ISSUE_WORKLOAD_CERTIFICATE)

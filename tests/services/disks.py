@@ -40,7 +40,7 @@ def fill(path: Path) -> None:
 
 
 class FreezableDisk:
-    """An ext4 file system that can stop answering: whoever writes to it waits until it is thawed."""
+    """An ext4 file system that can stop answering: a writer waits until it is thawed."""
 
     def __init__(self, path: Path, guard: subprocess.Popen[bytes]) -> None:
         self.path = path

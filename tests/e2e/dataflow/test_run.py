@@ -282,7 +282,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, begin: Callable[..., su
     assert process.stdout.readline() == "stuck\n"
     process.send_signal(signal.SIGINT)
     said(process, "stopping; once more ends at once")
-    time.sleep(0.5)  # two that come together are one wish
+    time.sleep(0.5)  # two that come together are one request
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 128 + signal.SIGTERM
 

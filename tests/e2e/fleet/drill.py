@@ -1,4 +1,4 @@
-"""A drill for fleets of real processes: a full life of a workload, with a nurse that restarts whoever dies."""
+"""A drill for fleets of real processes: a full life of a workload, with a nurse that restarts what dies."""
 
 import asyncio
 import contextlib
@@ -116,7 +116,7 @@ def is_alive(pid):
 
 
 async def life(fleet, control, name):
-    """Apply, update, stop, start, delete; each wish is kept, and at each moment one process at most runs."""
+    """Apply, update, stop, start, delete; each request is kept, and at each moment one process at most runs."""
     await insist(lambda: control.apply(process(name, revision="v1")))
     await until_status(control, name, "Running", revision="v1")
     assert len(processes_of(fleet, name)) == 1

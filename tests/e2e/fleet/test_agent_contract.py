@@ -62,7 +62,7 @@ class ScriptedControl:
         raise NotFoundError("workload", request.workload_id)
 
     def status(self, name):
-        """What the newest beat says of a workload."""
+        """What the newest heartbeat says of a workload."""
         for status in self.heartbeats[-1][1].workload_statuses if self.heartbeats else ():
             if status.workload_id == name:
                 return status
@@ -96,7 +96,7 @@ class Rig:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
             )
-        await self.until(lambda: self.script.heartbeats, "the first beat")
+        await self.until(lambda: self.script.heartbeats, "the first heartbeat")
         self.channel = self.transport.connect(self.script.registrations[-1].grpc_endpoint)
 
     async def until(self, holds, what):
@@ -167,7 +167,7 @@ async def test_registration_carries_everything_the_guide_asks_for(rig):
 async def test_heartbeats_come_at_the_interval_the_server_gave_and_carry_usage_and_statuses(rig):
     await rig.apply("web")
     await rig.until(lambda: (found := rig.script.status("web")) and found.state == "Running", "a Running status")
-    await rig.until(lambda: len(rig.script.heartbeats) >= 6, "some beats")
+    await rig.until(lambda: len(rig.script.heartbeats) >= 6, "some heartbeats")
     heartbeat = rig.script.heartbeats[-1][1]
     assert heartbeat.node_id == "n1"
     assert heartbeat.usage.memory_allocated_mb == 64
@@ -216,7 +216,7 @@ async def test_it_serves_the_whole_agent_service_for_a_foreign_scheduler(rig):
         return [action.status for action in answer.actions] == ["completed"]
 
     await until(completed, what="the delete is completed")
-    await rig.until(lambda: rig.script.status("web") is None, "a beat without it")
+    await rig.until(lambda: rig.script.status("web") is None, "a heartbeat without it")
 
 
 async def test_an_unaccepted_registration_is_tried_again(rig):
@@ -225,7 +225,7 @@ async def test_an_unaccepted_registration_is_tried_again(rig):
     await rig.until(lambda: len(rig.script.registrations) >= 3, "more registrations")
     rig.script.accept, rig.script.refuse = True, None
     heartbeats = len(rig.script.heartbeats)
-    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats + 2, "beats again")
+    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats + 2, "heartbeats again")
 
 
 async def test_it_reconnects_and_what_runs_goes_on(rig):
@@ -236,7 +236,7 @@ async def test_it_reconnects_and_what_runs_goes_on(rig):
     await rig.until(lambda: "no contact with the control plane" in (rig.folder / "log").read_text(), "the outage")
     await rig.serve()
     heartbeats = len(rig.script.heartbeats)
-    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats, "beats after the outage")
+    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats, "heartbeats after the outage")
     assert rig.script.status("web").run.pid == pid
 
 

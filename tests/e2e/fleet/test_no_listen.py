@@ -14,7 +14,7 @@ from tests.e2e.fleet.drill import insist, is_alive, life, process, processes_of,
 
 pytestmark = pytest.mark.e2e
 
-#: Long enough for whoever was killed to be back within it on a busy machine.
+#: Long enough for a killed process to be back within it on a busy machine.
 LEASE = timedelta(seconds=20)
 HEARTBEAT = timedelta(seconds=2)
 

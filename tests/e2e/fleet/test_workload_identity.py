@@ -91,7 +91,7 @@ async def test_a_workload_replaces_members_of_its_own_group_and_nothing_else(fle
     target = tmp_path / "found.json"
     sleeping = ["sleep", "3600"]
     other = group("views", member("bystander", sleeping))
-    # The wish names the coordinator's own command, which must stay as it is: so the command reads the wish from a file.
+    # The request names the coordinator's own command, which must not change: so that reads the request from a file.
     script = tmp_path / "coordinator.py"
     script.write_text(COORDINATOR)
     wanted = tmp_path / "wanted.json"

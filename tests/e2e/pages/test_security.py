@@ -114,7 +114,7 @@ class Cast:
         return {view[f"{kind}_id"]: view["status"] for view in views}
 
     def agents_certificate(self) -> int:
-        """The serial number of what the agent of node-1 shows to whoever connects now."""
+        """The serial number of what the agent of node-1 shows to a client that connects now."""
         holder = self.folder / "certs" / "control-control"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False

@@ -1,4 +1,4 @@
-"""Whoever reads the pages notices what is wrong with them: blocks that nobody runs, answers that do not come."""
+"""A reader of the pages notices what is wrong with them: blocks that nobody runs, answers that do not come."""
 
 from __future__ import annotations
 

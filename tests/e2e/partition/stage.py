@@ -1,6 +1,6 @@
 """A fleet on a network that can be cut: PostgreSQL, control planes and agents, each on a machine of its own.
 
-Whoever is stopped or killed is a process that was started here, known by its pid.
+What is stopped or killed is a process that was started here, known by its pid.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEASE = 5.0
 INTERVAL = 1.0
 GRPC, HTTP, POSTGRES = 8085, 8084, 5432
 
-#: What may exist once holds a lock as long as it lives. Whoever finds it held says so, and that is the end of a test.
+#: What may exist once holds a lock as long as it lives. One that finds it held says so, and that is the end of a test.
 ONLY_ONCE = 'exec 9>>"$0"; flock -n 9 || echo "$SHOAL_NODE_ID" >> "$0.overlap"; exec sleep 3600'
 
 

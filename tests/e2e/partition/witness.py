@@ -115,7 +115,7 @@ class Clients:
         await self._control.close()
 
     async def write(self, name, *, delete=False):
-        """Wish once, and note what came of it. True when it was acknowledged."""
+        """Ask once, and note what came of it. True when it was acknowledged."""
         self._revision += 1
         revision = None if delete else f"r{self._revision}"
         asked_at, answer = time.monotonic(), Answer.LOST
@@ -136,7 +136,7 @@ class Clients:
         return answer is Answer.ACKNOWLEDGED
 
     async def insist(self, name):
-        """Wish until it is acknowledged."""
+        """Ask until it is acknowledged."""
         while not await self.write(name):
             await asyncio.sleep(0.2)
 

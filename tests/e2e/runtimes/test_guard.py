@@ -1,4 +1,4 @@
-"""The guard kills containers at their deadline, whoever is stopped or killed. Here a control group is a container."""
+"""The guard kills containers at their deadline, whatever is stopped or killed. Here a control group is a container."""
 
 from __future__ import annotations
 

@@ -413,8 +413,8 @@ async def test_a_run_is_in_its_groups_with_its_limits_and_they_go_with_it(
     runtime = await open_runtime()
     if not runtime.limits().startswith("cgroup v1"):
         pytest.skip(f"looks at cgroups of version 1; here: {runtime.limits()}")
-    wish = request("sleep 1000 & exec sleep 1000")
-    info = await runtime.start(dataclasses.replace(wish, limits=Resources(cpu_millicores=500, memory_mb=32)))
+    asked = request("sleep 1000 & exec sleep 1000")
+    info = await runtime.start(dataclasses.replace(asked, limits=Resources(cpu_millicores=500, memory_mb=32)))
     (record,) = read_run_records(data_dir)
     await wait_until(lambda: len(cgroups.members(record.cgroups)) == 2)
     assert info.pid in cgroups.members(record.cgroups)

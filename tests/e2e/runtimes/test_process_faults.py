@@ -184,7 +184,7 @@ async def test_an_at_most_one_run_dies_with_the_keeper(open_runtime: OpenRuntime
 
 
 async def test_an_at_most_one_run_that_outlived_its_keeper_is_killed(open_runtime: OpenRuntime, data_dir: Path) -> None:
-    """A set-uid program is beyond the death signal of its parent; here its wish for one is taken back by hand."""
+    """A set-uid program is beyond the death signal of its parent; here it is cleared by hand."""
     runtime = await open_runtime()
     take_back = "import ctypes, time; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); print('up', flush=True); time.sleep(1000)"
     one = await runtime.start(request(f'exec python3 -c "{take_back}"', deadline=600.0))

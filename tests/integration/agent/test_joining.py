@@ -121,7 +121,7 @@ async def test_an_agent_joins_and_works(place, tmp_path):
     assert (tmp_path / "agent").stat().st_mode & 0o777 == 0o700, "nor may others look into its data directory"
     before = names["cert.pem"].read_bytes()
     await join(settings, node_id=lambda: "unused")
-    assert names["cert.pem"].read_bytes() == before, "whoever has joined does not join again"
+    assert names["cert.pem"].read_bytes() == before, "a node that has joined does not join again"
 
     # The next start needs no token.
     later = replace(settings, join="", node_id="")

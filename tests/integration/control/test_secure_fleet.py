@@ -114,7 +114,7 @@ def record(node_id, endpoint, *, features):
 
 @pytest.mark.parametrize(("node_id", "reached"), [("n1", False), ("n2", True)])
 async def test_a_node_is_told_nothing_that_its_certificate_is_not_for(plane, operator, certificates, node_id, reached):
-    """Whoever answers at that address has a certificate of n2, and for the host: orders for n1 do not get there."""
+    """The process at that address has a certificate of n2, and for the host: commands for n1 do not reach it."""
     async with hollow(plane, certificates.agent("n2"), "n2"):
         endpoint = await endpoint_of(operator, "n2")
         agents = Agents(GrpcTransport(security=certificates.control()), streams=plane.leadership.streams, term=1)

@@ -61,8 +61,8 @@ async def test_nothing_is_lost_when_keepers_die(tmp_path: Path, seed: int) -> No
                 stop=StopPolicy(grace=timedelta(milliseconds=100)),
             )
             deadline = chance.choice([None, SystemClock().monotonic() + 60.0])
-            wish = RunRequest(run_id, WorkloadId(f"w{number}"), spec, deadline=deadline)
-            for call in (lambda wish=wish: runtime.start(wish), lambda run_id=run_id: runtime.stop(run_id)):
+            request = RunRequest(run_id, WorkloadId(f"w{number}"), spec, deadline=deadline)
+            for call in (lambda request=request: runtime.start(request), lambda run_id=run_id: runtime.stop(run_id)):
                 while True:
                     try:
                         info = await call()

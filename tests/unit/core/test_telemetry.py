@@ -142,7 +142,7 @@ def test_names_of_secrets() -> None:
 
 def test_series_are_rendered_as_prometheus_reads_them() -> None:
     metrics = MetricRegistry()
-    metrics.counter("shoal_control_heartbeats_total", "Beats.", ("result",)).labels("ok").inc(2)
+    metrics.counter("shoal_control_heartbeats_total", "Heartbeats.", ("result",)).labels("ok").inc(2)
     metrics.gauge("shoal_agent_slots_used", "Slots.").set(3)
     metrics.histogram("shoal_control_rpc_seconds", "RPCs.", buckets=(1, 2)).observe(1.5)
     text = metrics.render().decode()
@@ -176,7 +176,7 @@ def test_names_follow_the_rule(name: str) -> None:
 
 def test_a_counter_says_that_it_is_a_total() -> None:
     with pytest.raises(ValueError, match="_total"):
-        MetricRegistry().counter("shoal_control_beats", "Beats.")
+        MetricRegistry().counter("shoal_control_rounds", "Heartbeats.")
 
 
 @pytest.mark.parametrize("name", ["httpx", "httpcore.http11"])

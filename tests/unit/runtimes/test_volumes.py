@@ -134,7 +134,7 @@ async def test_an_export_is_mounted_once(tmp_path: Path) -> None:
         assert (export / WEB / "data" / "shared").read_text() == "seen elsewhere"
         assert await volumes.provide(WEB, [wanted]) == provided
         assert called.read_text() == f"-t nfs 127.0.0.1:/export {tmp_path}/agent/mounts/far\n"  # once
-        # It stays while anybody uses it; whoever needs it later mounts it again.
+        # It stays while anybody uses it; the next user mounts it again.
         db = await volumes.provide(WorkloadId("db"), [volume(driver="nfs", pool_name="far")])
         await volumes.release(WorkloadId("db"))
         await volumes.close()

@@ -98,7 +98,7 @@ def test_what_a_killed_worker_has_started_ends(tmp_path: Path, start: Start) -> 
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process runs. Whoever adopted it may not have waited for it yet."""
+    """Whether a process runs. Its new parent may not have waited for it yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

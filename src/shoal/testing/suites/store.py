@@ -433,7 +433,7 @@ class StoreSuite(EventTests):
         assert loaded.observations == ()
         assert len(loaded.workloads) == 1
 
-    async def test_beats_move_no_version(self, store: Store) -> None:
+    async def test_heartbeats_move_no_version(self, store: Store) -> None:
         """A heartbeat changes the time of the last contact, and nothing else; unknown nodes are ignored."""
         await store.commit(Batch(nodes=(node("n"), node("m"))))
         moment = values.MOMENT + timedelta(seconds=90)

@@ -119,7 +119,7 @@ async def test_a_change_is_told_at_once_and_many_changes_at_once(tmp_path):
         await asyncio.sleep(5)
         await it.apply(agent, "a")
         await asyncio.sleep(0.05)
-        assert it.control.times[1] == pytest.approx(5.02)  # what comes a moment later is told in the same beat
+        assert it.control.times[1] == pytest.approx(5.02)  # what comes a moment later is told in the same heartbeat
         for number in range(20):
             await it.apply(agent, f"w{number}")
         await asyncio.sleep(2)
@@ -472,7 +472,7 @@ async def test_a_lease_that_ran_out_leads_to_a_new_registration(tmp_path):
         assert len(it.control.registrations) == 1
         await asyncio.sleep(100)
         tries = len(it.control.registrations)
-        assert 4 <= tries <= 140, "registrations are tried, hardly more often than beats would be"
+        assert 4 <= tries <= 140, "registrations are tried, hardly more often than heartbeats would be"
         it.control.error = None
         await asyncio.sleep(16)
         assert len(it.control.registrations) == tries + 1
@@ -499,7 +499,7 @@ async def second_leader(it, streams, *, term):
     return second
 
 
-@pytest.mark.parametrize("heard_at", [0.5, 5.0], ids=["while a beat is under way", "between beats"])
+@pytest.mark.parametrize("heard_at", [0.5, 5.0], ids=["while a heartbeat is under way", "between heartbeats"])
 async def test_an_agent_that_hears_of_a_new_leader_does_not_wait_for_the_one_that_hangs(tmp_path, streams, heard_at):
     async with scene(tmp_path) as it:
         it.control.term = 5

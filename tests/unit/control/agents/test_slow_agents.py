@@ -26,7 +26,7 @@ class TestOldCopies:
     """The node that a workload has left does not answer, while it sends heartbeats."""
 
     async def moved(self, kit, **settings):
-        """A workload that has moved to a healthy node. The old one beats again, has the copy, and answers nothing."""
+        """A workload that has moved to a healthy node. The old one is back, has the copy, and answers nothing."""
         await ready(kit, "old", **settings)
         await running_on(kit, "web", cpu=100)
         (healthy,) = await ready(kit, "healthy")

@@ -135,7 +135,7 @@ async def test_a_key_file_that_is_gone_is_not_made_anew_over_the_secrets_there_a
 
 
 async def test_a_follower_hears_of_a_first_secret_that_it_could_not_open(kit):
-    """Whoever leads has set one since this one looked."""
+    """The leader has set one since this one looked."""
     await start_again(kit, database=SHARED, secret_key=KEY)
     await set_secret(kit)
     await kit.stop_control()

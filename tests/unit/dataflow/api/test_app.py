@@ -413,7 +413,7 @@ async def test_an_agent_that_fails_is_not_called_again_and_fails_once(app: App) 
     with pytest.raises(OperatorFailedError, match="ValueError: two"):
         await picky.dataflow.wait()
     assert seen == [1, 2]
-    assert await picky.stop() is None  # whoever waited knows it
+    assert await picky.stop() is None  # the caller that waited knows it
 
 
 async def test_stopping_raises_a_failure_that_nobody_has_heard_of(app: App) -> None:

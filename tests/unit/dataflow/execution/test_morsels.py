@@ -1,4 +1,4 @@
-"""Morsels: the same rows in the same order, whoever works on them."""
+"""Morsels: the same rows in the same order, whichever thread works on them."""
 
 from __future__ import annotations
 

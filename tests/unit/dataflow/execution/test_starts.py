@@ -60,7 +60,7 @@ class Job:
         flow = engine.start([sink], name="job", settings=settings(self.directory, **options))
         try:
             empty = self.tap.empty
-            self.tap.wait_empty(empty + 1)  # whoever finds nothing has read everything
+            self.tap.wait_empty(empty + 1)  # a reader that finds nothing has read everything
             return flow.stop()
         finally:
             flow.abort()

@@ -1,4 +1,4 @@
-"""Whoever is overtaken between deciding and writing is refused: the order in the journal decides, nobody's opinion."""
+"""A writer overtaken between deciding and writing is refused: the order in the journal decides, nobody's opinion."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_a_dead_member_is_noticed_within_five_seconds() -> None:
     settings = LocalLogSettings()
-    # A lease, the wait until somebody looks, and a second for whoever looks to be busy.
+    # A lease, the wait until somebody looks, and a second for a busy process.
     assert settings.lease + settings.check_interval + timedelta(seconds=1) <= timedelta(seconds=5)
     # A process that is alive has several chances to say so.
     assert settings.lease >= 5 * settings.check_interval

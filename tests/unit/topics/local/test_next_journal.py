@@ -1,4 +1,4 @@
-"""When a journal has ended somebody makes the next one: who ended it, or whoever notices that nobody did."""
+"""When a journal has ended somebody makes the next one: the one that ended it, or one that notices that nobody did."""
 
 from __future__ import annotations
 

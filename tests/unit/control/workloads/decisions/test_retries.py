@@ -1,4 +1,4 @@
-"""What follows a failure: when it is tried again, and when not any more."""
+"""What follows a failure: when it is tried again, and when no longer."""
 
 import dataclasses
 from datetime import UTC, datetime, timedelta
