@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-TESTS = Path(__file__).parents[2] / "unit" / "records" / "parsing"
+TESTS = Path(__file__).parents[2]
+SUITES = (
+    [str(TESTS / "unit" / "records" / "parsing")],
+    [str(TESTS / "fuzz" / "test_parsers.py"), "-k", "records.parsing", "--hypothesis-profile=long"],
+)
 READS_OUTSIDE = """
 import numpy as np
 from shoal.records.parsing.kernels import caching, memory
@@ -31,11 +35,12 @@ for at in (-1, 5):
 """
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_kernel_reads_outside_of_its_memory(tmp_path):
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
     program = tmp_path / "reads_outside.py"
     program.write_text(READS_OUTSIDE)
     subprocess.run([sys.executable, str(program)], env=environment, check=True)
-    ran = [sys.executable, "-m", "pytest", str(TESTS), "-q", "-n", "0", "-p", "no:cacheprovider"]
-    subprocess.run(ran, env=environment, check=True)
+    for suite in SUITES:
+        ran = [sys.executable, "-m", "pytest", *suite, "-q", "-n", "0", "-p", "no:cacheprovider"]
+        subprocess.run(ran, env=environment, check=True)
