@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
+import os
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,10 +20,16 @@ from shoal.artifacts.bundles import unpack_bundle
 from shoal.artifacts.collecting import current_versions
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, PreconditionError
+from shoal.core.ids import JobId
+from shoal.dataflow.connectors.topics.brokers import settings_of
+from shoal.dataflow.execution.remote.coordinator import _add_brokers
+from shoal.dataflow.fleet import DataflowEngine
 from shoal.dataflow.fleet import spec as specs
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.prepared import read_prepared
+from shoal.jobs.engine import Facts, Job
+from shoal.model.jobs import JobDesired, JobRequest, JobState
 from shoal.topics.kafka import KafkaSettings
 
 PROGRAM = """
@@ -143,6 +152,39 @@ async def test_settings_of_kafka_become_a_secret(tmp_path, monkeypatch):
     assert json.loads(packed.secrets[secret])["client"] == {"sasl.password": password}
     for content in (packed.package.plan, packed.package.bundle, specs.encode(packed.spec), repr(packed).encode()):
         assert password.encode() not in content
+
+
+async def test_a_password_reaches_the_coordinator_as_a_secret_and_no_child_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(App, "make_topics", lambda *_: None)
+    password = SystemEntropy().token(20)
+    module = load(tmp_path, "shop_program_i")
+    settings = KafkaSettings("k2:9092", client={"sasl.mechanism": "PLAIN", "sasl.password": password})
+    app = App("sealed", data_dir=tmp_path, broker=settings)
+    app.module = module.__name__
+    app.topic("orders", schema={"amount": "int64"})
+
+    @app.dataflow()
+    def flow():
+        return Stream.from_kafka("orders").filter(col("amount") > 1).to_kafka("m")
+
+    packed = await flow.pack(1)
+    ((broker, secret),) = packed.spec.brokers.items()
+    job = Job(JobId("j"), specs.encode(packed.spec), b"", JobState.SUBMITTED, JobDesired.RUNNING, JobRequest())
+    placed = DataflowEngine().decide(job, Facts({}, {}), datetime(2026, 1, 1, tzinfo=UTC)).decision
+    planned = DataflowEngine().plan(dataclasses.replace(job, progress=placed.progress), {}).workloads
+    wanted = {each.workload_id: dict(each.spec.process.env_from_secrets) for each in planned}
+    ((variable, named),) = wanted.pop("j-coordinator").items()
+    assert named == secret
+    assert all(not each for each in wanted.values()), "task hosts get it from the coordinator, over their own channel"
+    # What an agent does: the variable has the value of the secret.
+    monkeypatch.setenv(variable, packed.secrets[secret].decode())
+    monkeypatch.setattr("shoal.dataflow.connectors.topics.brokers._settings", {})
+    _add_brokers(packed.spec, dict(os.environ))
+    assert settings_of(broker).client["sasl.password"] == password
+    assert variable not in os.environ
+    with pytest.raises(PreconditionError, match="has no settings of the Kafka cluster") as caught:
+        _add_brokers(packed.spec, {variable: "no JSON"})
+    assert password not in str(caught.value)
 
 
 async def test_what_only_this_machine_can_run_is_refused(tmp_path, monkeypatch):
