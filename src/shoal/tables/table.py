@@ -85,7 +85,8 @@ class EmbeddingTable:
 
     Args:
         settings: what it is made of.
-        memory: where its memory comes from; the heap if not given. A table in shared memory has readers elsewhere.
+        memory: where its memory comes from; the heap if not given. A table in shared memory has readers elsewhere. It
+            is closed with the table, and when the table cannot be made.
         threads: how many work on one batch.
         clock: for arrival times.
     """
@@ -98,18 +99,24 @@ class EmbeddingTable:
         threads: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        settings.check()
-        if not 1 <= threads <= settings.shards:
-            rule = f"must be between 1 and the number of shards, which is {settings.shards}"
-            raise InvalidError([problem("threads", threads, rule)])
-        self.settings = settings
-        self.layout = make_layout(settings)
         self._memory = memory or HeapMemory()
+        try:
+            settings.check()
+            if not 1 <= threads <= settings.shards:
+                rule = f"must be between 1 and the number of shards, which is {settings.shards}"
+                raise InvalidError([problem("threads", threads, rule)])
+            self.settings = settings
+            self.layout = make_layout(settings)
+            self._shards = Shards(self.layout, self._memory)
+            if isinstance(self._memory, SharedMemory):
+                self._memory.write(SETTINGS_FILE, settings.to_json().encode())
+        except BaseException:
+            self._memory.close()
+            raise
         self._clock = clock or SystemClock()
         self._workers = Workers(threads - 1)
         self._jobs = JobMaker(self.layout, settings.shards, threads)
         self._lock = threading.RLock()
-        self._shards = Shards(self.layout, self._memory)
         self._lookups = self._hits = self._not_finite = 0
         self._basis = TimeBasis.UNKNOWN
         self._newest = 0
@@ -117,8 +124,6 @@ class EmbeddingTable:
         self._closed = False
         #: The shard and the place where `expire_some` goes on.
         self._sweep = (0, 0)
-        if isinstance(self._memory, SharedMemory):
-            self._memory.write(SETTINGS_FILE, settings.to_json().encode())
 
     # -----------------------------------------------------------------------------------------------------
     # Reading

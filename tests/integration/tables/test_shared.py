@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing.process
 import os
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.core.errors import NotFoundError, UnavailableError
+from shoal.core.errors import ExhaustedError, InvalidError, NotFoundError, UnavailableError
 from shoal.tables.kernels import places
 from shoal.tables.memory import SharedMemory
 from shoal.tables.settings.optimizers import Sgd
@@ -145,6 +146,20 @@ def test_a_reader_follows_growth_and_sees_every_kind_of_change(tmp_path: Path) -
         reader.close()
     with pytest.raises(NotFoundError):
         SharedTableReader(tmp_path / "t")
+
+
+def test_a_table_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidError, match="power of two"):
+        EmbeddingTable(TableSettings(SLICES, shards=3), memory=SharedMemory(tmp_path / "t"))
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    memory = SharedMemory(tmp_path / "t")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ExhaustedError):
+        EmbeddingTable(TableSettings(SLICES), memory=memory)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_outlives_the_writer(tmp_path: Path) -> None:
