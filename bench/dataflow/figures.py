@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.dataflow.nexmark import QUERIES
+from bench.dataflow.nexmark import FLINK_QUERIES, QUERIES
 from bench.dataflow.scale import EVENTS, FULL
 from bench.figures import Against, Bar, Figure, at_least, at_most
 
@@ -343,6 +343,15 @@ _NEXMARK = tuple(
             once=True,
         ),
     )
+) + tuple(
+    Figure(
+        f"nexmark_{query}_flink",
+        "M events/s",
+        f"Flink SQL's answer to {query} over rows that it makes in memory, a million events like those of the files, "
+        "with parallelism 2 and checkpoints every second.",
+        once=True,
+    )
+    for query in FLINK_QUERIES
 )
 
 FIGURES = (*_MEMORY, *_MORSELS, *_PROCESSES, *_CHECKPOINTS, *_LOG, *_NEEDS, *_KAFKA, *_NEXMARK)

@@ -165,7 +165,17 @@ def measure_nexmark(scale: Scale, note: Note) -> Values:
                     note(f"Nexmark {query} gave {ours} rows, and {theirs} by DuckDB.")
                 found[name] = events / seconds / M
             found[f"nexmark_{query}_duckdb"] = events / other / M
-    return found
+    return found | _nexmark_peers(scale, note)
+
+
+def _nexmark_peers(scale: Scale, note: Note) -> Values:
+    def of_flink() -> Values:
+        return {
+            f"nexmark_{query}_flink": FLINK.run(["nexmark", query, str(scale.flink_events)], within=_WITHIN)["rate"] / M
+            for query in nexmark.FLINK_QUERIES
+        }
+
+    return _of_peer(FLINK, "Nexmark", note, of_flink)
 
 
 # ---------------------------------------------------------------------------------------------------------

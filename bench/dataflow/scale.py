@@ -26,6 +26,7 @@ class Scale:
     state_keys: int = 1_000_000
     flink_map_rows: int = 20_000_000
     flink_window_rows: int = 5_000_000
+    flink_events: int = 1_000_000
     bytewax_map_rows: int = 500_000
     bytewax_window_rows: int = 60_000
     #: Messages in Kafka, and how many of them slow peers get through.
