@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import time
@@ -26,6 +27,7 @@ from shoal.core.errors import (
     NotFoundError,
     PreconditionError,
 )
+from shoal.core.tasks import running
 from shoal.jobs.engine import Engines
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.services import ServiceEngine
@@ -215,6 +217,24 @@ async def test_a_full_disk_is_told(tmp_path):
             disk.heal()
             assert await send(kit, start(digest_of(b"content"), 7), data(b"content")) == [False, True]
     assert left_behind(kit) == [], "it lies where the settings say"
+
+
+@pytest.mark.parametrize("call", [DiskCall.LIST, DiskCall.REMOVE], ids=lambda call: call.value)
+async def test_the_removal_goes_on_when_its_disk_works_again(tmp_path, call):
+    with faulty_disk(tmp_path / "disk") as disk:
+        made = ControlKit(tmp_path)
+        made.settings = replace(made.settings, artifacts=disk.url)
+        async with made as kit:
+            await send(kit, start(digest_of(b"content"), 7), data(b"content"))
+            await kit.stop_control()  # the next one has to list what is there
+            await kit.start_control()
+            keep_shortly(kit)
+            disk.fail(call, errno.EIO)
+            async with running(kit.plane.failed(), name="failed") as failed:
+                await kit.clock.sleep(KEPT + 180)
+                disk.heal()
+                await kit.wait(lambda: list((tmp_path / "disk").iterdir()) == [], seconds=KEPT + 180, what="removed")
+                assert not failed.done()
 
 
 async def test_a_damaged_blob_is_not_given_and_can_be_uploaded_again(kit):
