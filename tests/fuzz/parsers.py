@@ -538,6 +538,7 @@ NO_PARSERS: dict[str, str] = {
     "shoal.cli.commands.serving.models.load": "a command, which asks a scheduler to load a model",
     "shoal.serving.resources.read_cpus": "what the kernel says, read by shoal.core and psutil",
     "shoal.serving.resources.read_memory": "what the kernel says, read by shoal.core and psutil",
+    "shoal.runtimes.work_files.read_file": "bytes as they are",
     "shoal.runtimes.log_reading.read_logs": "reads files with the parsers of the keeper's logs, which are here",
     "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
     "shoal.cli.servers.daemon.load": "is load_settings, and sets up the log",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from shoal.cli.programs.topic_lines import read_lines
 from shoal.core.errors import DamagedError, InternalError, InvalidError, PreconditionError, UnsupportedError
+from shoal.dataflow.checkpoint.claim import read_record
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, TaskPart
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.records import Layout
@@ -25,6 +26,7 @@ from shoal.dataflow.checkpoint.statestore import file_name
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.files.commits import Move, decode_moves, encode_moves
 from shoal.dataflow.connectors.write_ahead import decode_segments, encode_segments, from_stream, to_stream
+from shoal.dataflow.execution.remote.delegated import read_key
 from shoal.dataflow.language.expressions.datatypes import parse_type
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
@@ -68,6 +70,7 @@ def _changed_json(good: Any) -> st.SearchStrategy[bytes]:
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, None], "text": ["a", "bc"], "many": [[1], []]})
 STREAM = to_stream([BATCH, BATCH])
+COMMITS = {"format": 1, "job": "job", "incarnation": 5, "term": 2, "through": 3, "token": "a", "base": 1, "highest": 3}
 MOVES = encode_moves([Move(3, "out/.pending/a", "out/a"), Move(4, "out/.pending/b", "out/b")])
 SEGMENTS = encode_segments([(3, b"abc"), (4, b"")])
 ROWS = pa.table({"key": ["a", None], "n": [1, 2]})
@@ -247,6 +250,18 @@ STREAM_PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.dataflow.checkpoint.statefile.FileReader.tables": ParserCase(
         _read_pieces, _changed(PIECE), (CheckpointError,), (PIECE,)
+    ),
+    "shoal.dataflow.checkpoint.claim.read_record": ParserCase(
+        with_folder(file_named("job/commits.json"), lambda folder: read_record(str(folder), "job")),
+        _changed_json(COMMITS),
+        (CheckpointError,),
+        (json.dumps(COMMITS),),
+    ),
+    "shoal.dataflow.execution.remote.delegated.read_key": ParserCase(
+        with_folder(file_named("job.key"), read_key),
+        _changed_json({"term": 3, "key": "00ff"}),
+        (),
+        (json.dumps({"term": 3, "key": "00ff"}),),
     ),
     "shoal.dataflow.checkpoint.storage.CheckpointStorage.search of a manifest": ParserCase(
         with_folder(

@@ -57,7 +57,7 @@ class StartFacts:
     highest: int = 0
 
     def accepted_through(self, target: int) -> int:
-        """Through which checkpoint sinks may be ahead of the target. Whoever rolled the job back accepted that."""
+        """Through which checkpoint sinks may be ahead of the target. The rollback accepted that."""
         return self.highest if target == self.base else target
 
 

@@ -32,7 +32,7 @@ def read_key(folder: Path) -> TermKey | None:
     try:
         plain = json.loads(read_private(folder / _FILE))
         return TermKey(int(plain["term"]), bytes.fromhex(plain["key"]))
-    except (ShoalError, OSError, ValueError, KeyError, TypeError):
+    except (ShoalError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
