@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.model.workloads import ResourceRequest
+
 pytestmark = pytest.mark.e2e
 
 
@@ -141,11 +143,29 @@ async def test_a_coordinator_that_stands_still_is_replaced_under_a_higher_term(r
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 async def test_a_row_that_ends_its_process_fails_the_job_after_the_third_time(world):
     world.feed(400)
-    await world.submit(deadly=True)
+    await world.submit(does="die")
     await world.wait_output()
     world.feed_one("k1", -1)
-    job = await world.wait_state("Failed")
+    job = await world.wait_state("Failed", seconds=180)
     assert "died 3 times since checkpoint" in job.message
     assert f"topic {world.input} split" in job.message
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_a_task_host_that_needs_more_memory_than_it_may_have_is_ended_and_its_events_say_so(world):
+    world.feed(400)
+    await world.submit(does="eat", task_host=ResourceRequest(memory_mb=700))
+    await world.wait_output()
+    world.feed_one("k1", -1)
+    job = await world.wait_state("Failed", seconds=180)
+    assert "died 3 times since checkpoint" in job.message
+    events = [
+        event
+        for number in (0, 1)
+        for event in (await world.client.list_events(subject_id=f"{world.job_id}-host-{number}")).events
+    ]
+    assert any("out of memory" in f"{each.message} {each.cause}" for each in events), events

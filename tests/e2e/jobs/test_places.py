@@ -40,7 +40,7 @@ async def test_it_ends_with_its_input(world):
 
 async def test_a_step_that_fails_is_told(world):
     world.feed(400)
-    await world.submit(broken=True)
+    await world.submit(does="boom")
     failed = await world.wait_state("Failed")
     assert "boom" in failed.message
 

@@ -65,6 +65,18 @@ def _deadly() -> Any:
     return end
 
 
+def _hungry() -> Any:
+    """A function that takes more memory than its process may have, at one row."""
+
+    def take(batch: Any) -> Any:
+        if -1 in batch["value"].to_pylist():
+            return b"x" * 1_500_000_000
+        return batch
+
+    take.__module__ = "__main__"
+    return take
+
+
 class World:
     """One job, its topics and its fleet."""
 
@@ -183,16 +195,13 @@ class World:
         uid: str = "sums",
         *,
         bounded: bool = False,
-        broken: bool = False,
-        deadly: bool = False,
+        does: str = "",
         **more: Any,
     ) -> Package:
         source = TopicSource(self.input, self.broker, schema=SCHEMA, bounded=bounded)
         rows = Stream.from_source(source, schema=SCHEMA, event_time="time", time_unit="us")
-        if broken:
-            rows = rows.map(_boom(), schema=SCHEMA)
-        if deadly:
-            rows = rows.map(_deadly(), schema=SCHEMA)
+        if does:
+            rows = rows.map({"boom": _boom, "die": _deadly, "eat": _hungry}[does](), schema=SCHEMA)
         sums = rows.group_by("key").window(tumbling(seconds=WINDOW / 1e6)).sum("value").uid(uid)
         sink = sums.to_sink(TopicSink(self.output, self.broker, key="key"))
         settings = FlowSettings(

@@ -37,10 +37,9 @@ class Crashes:
     def begin(self, checkpoint: int | None) -> int | None:
         """An epoch begins from this checkpoint. Returns a host that has died too often."""
         if checkpoint != self._base:
-            self._counts.clear()
-        else:
-            for number in self._died:
-                self._counts[number] = self._counts.get(number, 0) + 1
+            self._counts.clear()  # of what died before it; those of the last epoch died after it
+        for number in self._died:
+            self._counts[number] = self._counts.get(number, 0) + 1
         self._base = checkpoint
         self._died.clear()
         return next((number for number, count in sorted(self._counts.items()) if count >= self._most), None)
