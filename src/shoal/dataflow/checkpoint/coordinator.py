@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shoal.core.clock import Clock
-from shoal.core.errors import ShoalError
+from shoal.core.errors import PreconditionError, ShoalError
 from shoal.core.faults import reach
 from shoal.core.threads import Mail, threads_of
 from shoal.dataflow.checkpoint import protocol
@@ -202,7 +202,10 @@ class Coordinator:
 
     def _complete(self, checkpoint: int) -> None:
         try:
+            self._claim.check()
             self._storage.complete(checkpoint, self._layout, [self._parts[task] for task in sorted(self._parts)])
+        except PreconditionError:  # another coordinator runs the job: its checkpoints have the same numbers
+            raise
         except ShoalError as error:
             self._fail_to_write(checkpoint, str(error))
             return
