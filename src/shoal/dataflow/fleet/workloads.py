@@ -71,7 +71,7 @@ def _workload(job: Job, spec: DataflowSpec, progress: Progress, part: str) -> Wo
         type=WorkloadType.PROCESS,
         resources=spec.coordinator if is_coordinator else spec.task_host,
         slots=0 if is_coordinator else 1,
-        process=_coordinator(job, spec, progress) if is_coordinator else _task_host(job, spec, part),
+        process=_coordinator(job, spec, progress) if is_coordinator else _task_host(job, spec, progress, part),
         placement=_placement(job, spec, progress, part),
         labels={PART_LABEL: COORDINATOR if is_coordinator else TASK_HOST},
     )
@@ -92,7 +92,8 @@ def _placement(job: Job, spec: DataflowSpec, progress: Progress, part: str) -> P
 
 
 def _coordinator(job: Job, spec: DataflowSpec, progress: Progress) -> ProcessSpec:
-    arguments = ("--job", job.job_id, "--deployed-for", str(progress.deployed_for))
+    revision = progress.revision(COORDINATOR)
+    arguments = ("--job", job.job_id, "--revision", revision, "--deployed-for", str(progress.deployed_for))
     plan = ArtifactSpec(spec.plan, PLAN_FILE)
     made = _process("coordinator", spec, arguments, (plan, ArtifactSpec(spec.bundle, BUNDLE_FILE)))
     names = sorted(spec.brokers)
@@ -107,9 +108,11 @@ def _coordinator(job: Job, spec: DataflowSpec, progress: Progress) -> ProcessSpe
     )
 
 
-def _task_host(job: Job, spec: DataflowSpec, part: str) -> ProcessSpec:
+def _task_host(job: Job, spec: DataflowSpec, progress: Progress, part: str) -> ProcessSpec:
     coordinator = workload_of(job.job_id, COORDINATOR)
-    arguments = ("--job", job.job_id, "--number", part, "--coordinator", coordinator)
+    # An agent leaves a process alone whose spec is the same, and one of an earlier revision is not heard any more.
+    revision = progress.revision(part)
+    arguments = ("--job", job.job_id, "--revision", revision, "--number", part, "--coordinator", coordinator)
     return _process("task_host", spec, arguments, (ArtifactSpec(spec.bundle, BUNDLE_FILE),))
 
 

@@ -318,6 +318,19 @@ def test_an_upgrade_is_checked_before_the_old_job_stops():
     assert world.settle() is JobState.RUNNING
 
 
+def test_each_revision_of_a_part_is_a_process_of_its_own():
+    """An agent does not begin a workload anew whose spec is as it was; its process would say that it is the old one."""
+    world = running()
+    world.run_for(20)
+    before = {name: each.spec.process for name, each in world.plan.items()}
+    world.ask(JobAction.RESCALE, width=3)
+    world.settle()
+    world.say(Phase.STOPPED, request=2, checkpoint=8)
+    world.settle()
+    after = {name: each.spec.process for name, each in world.plan.items()}
+    assert all(after[name] != each for name, each in before.items())
+
+
 def test_a_change_without_room_is_told_from_one_that_came_true():
     world = running()
     world.ask(JobAction.RESCALE, width=3)

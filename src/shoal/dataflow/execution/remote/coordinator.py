@@ -254,7 +254,7 @@ def _tell_refusal(board: Board, around: Surroundings, error: ShoalError) -> NoRe
 
 def main(arguments: list[str]) -> None:
     """The entry point."""
-    given = take_arguments("coordinator", arguments, {"job": str, "deployed-for": int})
+    given = take_arguments("coordinator", arguments, {"job": str, "revision": str, "deployed-for": int})
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     faults.arm_from_environment()
     folder, environment = Path.cwd(), dict(os.environ)

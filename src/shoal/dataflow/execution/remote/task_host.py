@@ -217,7 +217,7 @@ def begin_again(arguments: list[str]) -> NoReturn:
 
 def main(arguments: list[str]) -> NoReturn:
     """The entry point."""
-    given = take_arguments("task_host", arguments, {"job": str, "number": int, "coordinator": str})
+    given = take_arguments("task_host", arguments, {"job": str, "revision": str, "number": int, "coordinator": str})
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faults.arm_from_environment()
