@@ -121,7 +121,7 @@ class JoinEpoch:
     #: The term of the coordinator. A host that has seen a higher one leaves.
     term: int
     epoch: int
-    #: What signs the tokens of the epoch. Empty: the key that the control plane gives for this term.
+    #: What signs the tokens of the epoch: the key that the control plane gives for this term, where it gives one.
     key: bytes = field(repr=False)
     #: Shows which key that is.
     proof: str

@@ -224,8 +224,7 @@ class RemoteHosts(LinkedHosts):
             tasks = [task for task, host in self._host_of.items() if host == number]
             node = peers[number].hello.node
             raise self._crashes.error(number, node, self._plan.physical, share, tasks=tasks, found=found)
-        given = self._key_of_term()
-        key = given or SystemEntropy().token(40).encode()
+        key = self._key_of_term() or SystemEntropy().token(40).encode()
         proof = JobKey(key).proof(self._around.job_id, share.epoch)
         is_spread = len({(each.hello.host_id or each.hello.node) for each in peers.values()}) > 1
         if is_spread:
@@ -236,7 +235,7 @@ class RemoteHosts(LinkedHosts):
             self._children = {number: Linked(number, each.link, now) for number, each in peers.items()}
         try:
             for child in self._children.values():
-                child.send(JoinEpoch(self._around.generation, share.epoch, b"" if given else key, proof, is_spread))
+                child.send(JoinEpoch(self._around.generation, share.epoch, key, proof, is_spread))
             self._build(share, search_path=(), directory="")
         except BaseException as error:
             self.end()

@@ -152,9 +152,12 @@ class Search:
 
     def key_for(self, job: str, joined: JoinEpoch) -> JobKey | None:
         """The key of an epoch; None for a coordinator of a term for which the control plane gives none any more."""
-        if joined.key:
-            return JobKey(joined.key)
+        if self._key.term > joined.term:
+            return None  # the coordinator was replaced
         for is_asked in (False, True):
+            # A host that a rescale left in its place is not heard by the control plane: it takes what it is handed.
+            if joined.key and JobKey(joined.key).proof(job, joined.epoch) == joined.proof:
+                return JobKey(joined.key)
             if is_asked:
                 self.ask()
             if self._key.term == joined.term:

@@ -132,8 +132,15 @@ def test_a_key_that_has_changed_is_asked_for(tmp_path, clock):
     assert host.key_for("j", joins(FOUR.secret)) == JobKey(FOUR.secret)
 
 
-def test_where_no_keys_are_given_the_coordinator_hands_over_its_own(tmp_path, clock):
-    joined = JoinEpoch(4, 7, b"own" * 8, "", False)
-    assert search(tmp_path, Board(), clock).key_for("j", joined) == JobKey(b"own" * 8)
+def test_a_key_that_the_coordinator_hands_over_is_taken_unless_its_term_is_over(tmp_path, clock):
+    secret = b"own" * 8
+    joined = JoinEpoch(4, 7, secret, JobKey(secret).proof("j", 7), False)
+    board = Board(is_away=True)
+    assert search(tmp_path, board, clock).key_for("j", joined) == JobKey(secret)
     assert b"own" not in repr(joined).encode()
     assert "4444" not in repr(FOUR)
+    newer = Board(NEW)
+    newer.key = FIVE
+    host = search(tmp_path, newer, clock)
+    host.ask()
+    assert host.key_for("j", joined) is None
