@@ -16,6 +16,7 @@ from shoal.discovery.documents import write_record
 from shoal.discovery.mirror.assignments import remove_unrequested, write_assignments
 from shoal.discovery.mirror.mirror import Mirror, MirrorEvent
 from shoal.discovery.mirror.records import AgentResource, PortalModel, PublishedModel, SchedulerPaths
+from shoal.discovery.mirror.registrations import AgentRegistrations
 from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.layouts import Layout, LayoutEntry, LayoutWatcher
 from shoal.discovery.models.overview import collect_overview
@@ -374,6 +375,53 @@ class DiscoverySuite(CoordinationKit):
         assert events[-1].portal_model.action == "DELETED"
         assert len(await remove_unrequested(store, paths, mirror)) == 6
         await self.until(lambda: mirror.published() == {} and events[-1].kind == "publish")
+        mirror.close()
+
+    async def test_our_agent_is_seen_in_the_scheduler_tree(self, store, peer, registrar, faults):
+        other, bzid = peer.store, peer.bzid
+        paths, root = SchedulerPaths(bzid), f"/{bzid}/service/m"
+        agent = AgentRegistrations(registrar, paths)
+        mirror = Mirror(other, paths)
+        mirror.start()
+        foreign = await peer.scheduled_replica("m", "ps", 0, 1, "10.0.0.6:8080")
+        entry, ps_0, ps_5 = (
+            Replica("10.0.0.5:8080", stat=ModelState.AVAILABLE, model_name="m", server_type=kind, task=task, replica=2)
+            for kind, task in (("entry", 0), ("ps", 0), ("ps", 5))
+        )
+        agent.update_service([entry, ps_0, ps_5])
+        agent.report_resource(AgentResource("10.0.0.5:1234", 2, 2, 12345, 5.6, 3.2, 0.7))
+        assert agent.local_replica_paths == {f"{root}/entry:0/2", f"{root}/ps:0/2", f"{root}/ps:5/2"}
+        await self.until(lambda: mirror.replica("m", ServerType.PS, 5, 2) == ps_5 and mirror.resources() != [])
+        await self.until(lambda: len(mirror.task_replicas("m", ServerType.PS, 0)) == 2)
+        await self.until(lambda: mirror.all_replicas(ServerType.ENTRY) == {"m:entry:0": [entry]})
+        assert list(mirror.model_replicas("m", ServerType.PS)) == ["m:ps:0", "m:ps:5"]
+        assert (await other.get(f"{root}/ps:5/2")).data.decode() == (
+            '{"address": "10.0.0.5:8080", "address_ipv6": null, "stat": 30, "model_name": "m", "server_type": "ps", '
+            '"task": 5, "replica": 2, "archon_address": null, "archon_address_ipv6": null}'
+        )
+        assert (await other.get(f"/{bzid}/resource/2:2")).data.decode() == (
+            '{"address": "10.0.0.5:1234", "shard_id": 2, "replica_id": 2, "memory": 12345, "cpu": 5.6, '
+            '"network": 3.2, "work_load": 0.7}'
+        )
+        # One is updated, one goes; what others have registered stays.
+        for change in ({"model_name": "m/n"}, {"server_type": "gpu"}, {"task": -1}, {"replica": -1}):
+            with pytest.raises(InvalidError, match=next(iter(change))):
+                agent.update_service([replace(entry, **change)])
+        agent.update_service([ps_0, replace(ps_5, stat=ModelState.UNLOADING)])
+        agent.report_resource(AgentResource("10.0.0.5:1234", 2, 2, 99))
+        await self.until(lambda: mirror.all_replicas(ServerType.PS).keys() == {"m:ps:0"})
+        await self.until(lambda: mirror.all_replicas(ServerType.ENTRY) == {})
+        await self.until(lambda: [each.memory for each in mirror.resources()] == [99])
+        assert agent.local_replica_paths == {f"{root}/ps:0/2", f"{root}/ps:5/2"}
+        assert await store.exists(foreign) is not None
+        # They return after a lost session, as they were last.
+        await self.expire(faults, store)
+        await registrar.settled()
+        await self.until(lambda: mirror.replica("m", ServerType.PS, 0, 2) == ps_0 and len(mirror.resources()) == 1)
+        assert b'"stat": 40' in (await other.get(f"{root}/ps:5/2")).data
+        assert await other.exists(f"{root}/entry:0/2") is None
+        agent.update_service([])
+        await self.until(lambda: mirror.replica("m", ServerType.PS, 0, 2) is None)
         mirror.close()
 
     # -----------------------------------------------------------------------------------------------------

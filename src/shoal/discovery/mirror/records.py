@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shoal.core.errors import InvalidError, problem
 from shoal.discovery.names import check_node_name, check_part
 from shoal.discovery.replicas.records import Replica, ServerType
 
@@ -109,6 +110,18 @@ class SchedulerPaths:
         return f"{self.resource}/{resource.shard_id}:{resource.replica_id}"
 
     def replica(self, replica: Replica) -> str:
-        """The node of a replica, whose fields are all set in this tree."""
+        """The node of a replica, whose fields are all set in this tree. Raises `InvalidError` when one is not."""
         model = check_part(replica.model_name or "", field="model_name")
-        return f"{self.service}/{model}/{ServerType(replica.server_type or '')}:{replica.task}/{replica.replica}"
+        types = ", ".join(ServerType)
+        problems = [
+            problem(name, value, rule)
+            for name, value, rule, is_good in (
+                ("server_type", replica.server_type, f"must be one of {types}", replica.server_type in [*ServerType]),
+                ("task", replica.task, "must be a whole number from 0", replica.task >= 0),
+                ("replica", replica.replica, "must be a whole number from 0", replica.replica >= 0),
+            )
+            if not is_good
+        ]
+        if problems:
+            raise InvalidError(problems)
+        return f"{self.service}/{model}/{replica.server_type}:{replica.task}/{replica.replica}"
