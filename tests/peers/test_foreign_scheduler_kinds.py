@@ -14,7 +14,7 @@ import subprocess
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.finding import PodmanService
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.sockets.channel import GrpcTransport

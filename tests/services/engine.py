@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.runtimes.container.podman_settings import service_settings
+from shoal.runtimes.container.engine.podman_settings import service_settings
 from tests.services.absence import do_without
 from tests.services.leftovers import directory_of_run, network_lock
 

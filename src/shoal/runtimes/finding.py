@@ -22,9 +22,9 @@ from shoal.runtimes.base import Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.runtime import ComposeRuntime
 from shoal.runtimes.compose.source import PROJECTS
-from shoal.runtimes.container.choice import CHOICE_FILE, EngineChoice
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PODMAN_DIRECTORY, EngineFinder
+from shoal.runtimes.container.engine.choice import CHOICE_FILE, EngineChoice
+from shoal.runtimes.container.engine.finding import PODMAN_DIRECTORY, EngineFinder
 from shoal.runtimes.container.records import is_in_use
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.process import ProcessRuntime

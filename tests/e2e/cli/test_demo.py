@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.finding import PodmanService
 from tests.services.engine import IMAGE, private_engine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

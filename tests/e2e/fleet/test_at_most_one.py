@@ -13,7 +13,7 @@ import pytest
 from shoal.cli.local.fleet import LocalFleet
 from shoal.core.clock import SystemClock
 from shoal.model.documents import read_document
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.finding import PodmanService
 from tests.e2e.fleet.drill import until, until_status
 from tests.services.engine import IMAGE, private_engine
 from tests.services.guests import KERNEL_ARGS, find_guests

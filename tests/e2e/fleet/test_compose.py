@@ -12,7 +12,7 @@ from shoal.client import ExecCommand, ExecEnd
 from shoal.core.clock import SystemClock
 from shoal.model.documents import WorkloadDocument
 from shoal.model.workloads import ComposeSpec, WorkloadSpec, WorkloadType
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.finding import PodmanService
 from tests.e2e.fleet.drill import until_dead
 from tests.services.engine import IMAGE, private_engine
 

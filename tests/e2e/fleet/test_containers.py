@@ -18,7 +18,7 @@ from shoal.model.workloads import (
     WorkloadSpec,
     WorkloadType,
 )
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.finding import PodmanService
 from tests.e2e.fleet.drill import until, until_gone
 from tests.services.engine import IMAGE, private_engine
 

@@ -20,7 +20,7 @@ from shoal.core.clock import SystemClock
 from shoal.core.errors import UnsupportedError
 from shoal.model.documents import read_document
 from shoal.model.workloads import DesiredState
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.finding import PodmanService
 from tests.e2e.fleet.drill import until, until_gone, until_status
 from tests.services.engine import IMAGE, private_engine
 from tests.services.guests import KERNEL_ARGS, find_guests

@@ -19,8 +19,8 @@ from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.ids import NodeId, RunId
 from shoal.runtimes.compose.runtime import ComposeRuntime
-from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.engine.api import EngineApi
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.e2e.runtimes.containers import RUNTIMES, project, request
 

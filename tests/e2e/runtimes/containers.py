@@ -26,9 +26,9 @@ from shoal.runtimes.base import RunRequest
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
-from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.api import EngineApi
+from shoal.runtimes.container.engine.finding import PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.services.engine import IMAGE, Engine, private_engine
 from tests.services.registry import Registry, serve_registry

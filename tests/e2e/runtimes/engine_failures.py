@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shoal.model.workloads import FailureReason
-from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
 from shoal.runtimes.container.failures import CAUSES, PULL, START, judge_pull, judge_start
 from tests.e2e.runtimes.containers import random_layer
 from tests.services.engine import IMAGE, root_file_system

@@ -30,11 +30,11 @@ from shoal.runtimes.compose import runtime as compose_runtime
 from shoal.runtimes.compose.command import ComposeCommand
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
-from shoal.runtimes.container import connection
-from shoal.runtimes.container.api import EngineApi
-from shoal.runtimes.container.connection import Connect
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine import connection
+from shoal.runtimes.container.engine.api import EngineApi
+from shoal.runtimes.container.engine.connection import Connect
+from shoal.runtimes.container.engine.finding import PodmanService
 from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
 from tests.e2e.runtimes.containers import compose_command, connect_to
 from tests.e2e.runtimes.processes import is_alive, wait_until

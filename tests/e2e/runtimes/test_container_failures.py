@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.engine.api import EngineApi
 from tests.e2e.runtimes.containers import registry
 from tests.e2e.runtimes.engine_failures import (
     DISK,

@@ -26,9 +26,9 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, PortMapping, VolumeMount
 from shoal.runtimes.base import RunError, RunPhase
 from shoal.runtimes.container import images
-from shoal.runtimes.container.choice import CHOICE_FILE, EngineChoice
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import EngineFinder, PodmanService, find_service_pids
+from shoal.runtimes.container.engine.choice import CHOICE_FILE, EngineChoice
+from shoal.runtimes.container.engine.finding import EngineFinder, PodmanService, find_service_pids
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.finding import has_runs
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.core.ids import RunId
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.podman_settings import EXIT_COMMAND_DELAY
+from shoal.runtimes.container.engine.podman_settings import EXIT_COMMAND_DELAY
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.e2e.runtimes.containers import OpenContainers, engine, open_containers, owner, registry, request, service
 from tests.services.engine import Engine

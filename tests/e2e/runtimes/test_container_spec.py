@@ -19,7 +19,7 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, FileSpec, ManagedVolume, PortMapping, Ulimit, VolumeMount
 from shoal.runtimes.base import RunError, RunPhase
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import EngineFinder
+from shoal.runtimes.container.engine.finding import EngineFinder
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
 from tests.e2e.runtimes.containers import (

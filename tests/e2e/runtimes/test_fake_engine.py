@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.finding import PodmanService
 from shoal.runtimes.container.states import end_of, has_started, is_running
 from shoal.testing.engine import FakeEngine
 from tests.e2e.runtimes.containers import engine, owner, registry, service

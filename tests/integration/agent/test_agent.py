@@ -230,7 +230,7 @@ async def test_health_and_metrics_over_http(tmp_path):
 async def test_an_engine_that_appears_later_is_offered(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr("shoal.runtimes.container.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
+    monkeypatch.setattr("shoal.runtimes.container.engine.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
     monkeypatch.setattr("shoal.agent.workloads.executor.LOOK_EVERY", 0.1)
     monkeypatch.setattr("shoal.agent.node.health.LOOK_EVERY", 0.1)
     monkeypatch.setattr("shoal.runtimes.finding.has_programs", lambda: False)

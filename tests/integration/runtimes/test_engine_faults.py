@@ -14,11 +14,11 @@ from shoal.core.errors import ShoalError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.workloads import ContainerSpec, FailureReason, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
-from shoal.runtimes.container import api as engine_api
-from shoal.runtimes.container.api import EngineApi
-from shoal.runtimes.container.choice import CHOICE_FILE, ChosenEngine, EngineChoice
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import EngineFinder, PodmanService
+from shoal.runtimes.container.engine import api as engine_api
+from shoal.runtimes.container.engine.api import EngineApi
+from shoal.runtimes.container.engine.choice import CHOICE_FILE, ChosenEngine, EngineChoice
+from shoal.runtimes.container.engine.finding import EngineFinder, PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.finding import has_runs
 from shoal.testing.engine import FakeEngine, FakePull, Fault

@@ -12,8 +12,8 @@ import pytest
 from shoal.core.clock import SystemClock
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import Runtime
-from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.engine.api import EngineApi
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.e2e.runtimes import test_container
 from tests.e2e.runtimes.containers import owner, registry

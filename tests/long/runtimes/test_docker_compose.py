@@ -16,8 +16,8 @@ from shoal.model.workloads import ComposeSpec
 from shoal.runtimes.base import RunRequest, Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.runtime import ComposeRuntime
-from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.engine.api import EngineApi
 from shoal.testing.suites.runtime import wait_ended, wait_output
 from tests.e2e.runtimes import test_compose
 from tests.e2e.runtimes.containers import owner

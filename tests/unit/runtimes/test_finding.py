@@ -27,7 +27,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeSettings:
     """The settings of an agent on a machine with nothing; it listens for programs in `programs`."""
     (tmp_path / "programs").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "programs"))
-    monkeypatch.setattr("shoal.runtimes.container.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
+    monkeypatch.setattr("shoal.runtimes.container.engine.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
     monkeypatch.setattr(compose_command, "_beside_python", lambda name: None)
     monkeypatch.setattr(finding, "has_programs", lambda: False)
     return RuntimeSettings(data_dir=tmp_path / "agent", node_id=NodeId("n1"), environ={})

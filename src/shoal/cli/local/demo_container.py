@@ -21,8 +21,8 @@ from shoal.core.errors import ShoalError
 from shoal.model.documents import WorkloadDocument
 from shoal.model.phases import ContractStatus
 from shoal.model.workloads import WorkloadType
-from shoal.runtimes.container.api import EngineApi
-from shoal.runtimes.container.finding import EngineFinder
+from shoal.runtimes.container.engine.api import EngineApi
+from shoal.runtimes.container.engine.finding import EngineFinder
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane

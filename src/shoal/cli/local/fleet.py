@@ -422,7 +422,7 @@ class LocalFleet:
 
     async def _sweep(self, name: str) -> None:
         """Kill the keeper of an agent, before it can notice anything, and every process that the two have started."""
-        from shoal.runtimes.container.finding import PODMAN_DIRECTORY, find_service_pids
+        from shoal.runtimes.container.engine.finding import PODMAN_DIRECTORY, find_service_pids
         from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 
         data_dir = self._data_dir(name)

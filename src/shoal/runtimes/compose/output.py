@@ -20,7 +20,7 @@ from shoal.runtimes import log_files
 from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.compose.members import Member
 from shoal.runtimes.compose.records import ComposeRun
-from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.engine.api import EngineApi
 from shoal.runtimes.container.log_tails import LogTail, LogTails
 from shoal.runtimes.container.output import DRAIN_SECONDS
 

@@ -19,7 +19,7 @@ from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.compose.command import ComposeError
 from shoal.runtimes.container import failures
-from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
 
 _SILENT = re.compile(r"Command 'podman (network|volume) create ")
 _WHAT = "cannot start the project"

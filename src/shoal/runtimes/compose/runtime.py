@@ -55,10 +55,10 @@ from shoal.runtimes.compose.starting import (
     service_of,
     state_of,
 )
-from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.attention import Attention
-from shoal.runtimes.container.connection import Connect, EngineConnection
 from shoal.runtimes.container.creating import WORKLOAD_LABEL, Owner
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.connection import Connect, EngineConnection
 from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.images import ImagePulls
 from shoal.runtimes.container.memory_kills import MemoryKills

@@ -18,7 +18,7 @@ from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import ExecSession, RunError
 from shoal.runtimes.cgroups import read_memberships
-from shoal.runtimes.container.api import EngineApi, EngineError, TakenConnection, split_frames
+from shoal.runtimes.container.engine.api import EngineApi, EngineError, TakenConnection, split_frames
 
 _CHUNK = 32 * 1024
 _POLL_SECONDS = 0.02

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from shoal.core.errors import ShoalError
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
-from shoal.runtimes.container.api import EngineError
+from shoal.runtimes.container.engine.api import EngineError
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from shoal.model.spec.words import PullPolicy
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.container import failures
-from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
 
 log = logging.getLogger(__name__)
 

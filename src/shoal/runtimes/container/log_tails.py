@@ -14,7 +14,7 @@ from datetime import datetime
 
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.tasks import TaskScope
-from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.engine.api import EngineApi
 
 _LOOK_SECONDS = 0.2
 #: A file that did not change for so many looks is looked at each fifth time: most containers print rarely.

@@ -19,7 +19,7 @@ from shoal.core.ids import RunId
 from shoal.core.tasks import TaskScope
 from shoal.runtimes import log_files
 from shoal.runtimes.clocks import LinuxClock
-from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.engine.api import EngineApi
 from shoal.runtimes.container.log_tails import LogTail, LogTails
 
 log = logging.getLogger(__name__)

@@ -38,10 +38,10 @@ from shoal.model.workloads import ContainerSpec, EndedBy, FailureReason, FileSpe
 from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
 from shoal.runtimes.container import images
-from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.attention import Attention
-from shoal.runtimes.container.connection import Connect, EngineConnection
 from shoal.runtimes.container.creating import RUN_LABEL, TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.connection import Connect, EngineConnection
 from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.files import write_files
 from shoal.runtimes.container.memory_kills import MemoryKills

@@ -15,8 +15,8 @@ from shoal.core.errors import ShoalError, UnavailableError
 from shoal.model.workloads import ContainerSpec, FailureReason
 from shoal.runtimes.base import RunError, RunRequest
 from shoal.runtimes.container import failures, images
-from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.creating import TRIAL_LABEL, Owner, create_body
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
 from shoal.runtimes.container.files import links_archive, write_files
 from shoal.runtimes.guard.client import Guard
 from shoal.runtimes.host_paths import is_protected, own_paths

@@ -7,7 +7,7 @@ import pytest
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.compose.command import ComposeError
 from shoal.runtimes.compose.refusals import build_error, start_error
-from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.engine.api import EngineApi
 
 PORT = "cannot listen on the TCP port: listen tcp4 :34837: bind: address already in use"
 

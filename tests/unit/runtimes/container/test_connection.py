@@ -9,8 +9,8 @@ import pytest
 
 from shoal.core.errors import UnavailableError
 from shoal.core.tasks import TaskScope
-from shoal.runtimes.container.api import EngineApi, EngineError
-from shoal.runtimes.container.connection import EngineConnection
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.connection import EngineConnection
 from shoal.testing.clock import LoopClock
 from tests.unit.agent.making import START
 

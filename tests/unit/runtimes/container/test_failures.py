@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.model.workloads import FailureReason
-from shoal.runtimes.container.api import EngineError
+from shoal.runtimes.container.engine.api import EngineError
 from shoal.runtimes.container.failures import judge_pull, judge_start
 
 

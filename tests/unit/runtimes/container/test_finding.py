@@ -8,7 +8,7 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import UnavailableError
-from shoal.runtimes.container.finding import EngineFinder, engine_addresses
+from shoal.runtimes.container.engine.finding import EngineFinder, engine_addresses
 
 USUAL = ("unix:///var/run/docker.sock", "unix:///run/podman/podman.sock")
 
@@ -38,7 +38,7 @@ async def test_nothing_else_is_used_in_place_of_docker_host(tmp_path: Path) -> N
 
 def test_a_machine_without_engines_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("shoal.runtimes.container.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
+    monkeypatch.setattr("shoal.runtimes.container.engine.finding._USUAL_SOCKETS", (str(tmp_path / "docker.sock"),))
     finder = EngineFinder(tmp_path / "p", {}, clock=SystemClock())
     assert not finder.is_here()
     (tmp_path / "docker.sock").touch()

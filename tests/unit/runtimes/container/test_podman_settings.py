@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.runtimes.container.podman_settings import EXIT_COMMAND_DELAY, merge_settings, service_settings
+from shoal.runtimes.container.engine.podman_settings import EXIT_COMMAND_DELAY, merge_settings, service_settings
 
 DEFAULTS = """
 [containers]

@@ -15,7 +15,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
 from shoal.core.tasks import Signal, TaskScope, running
 from shoal.runtimes.base import HEALTHY
-from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.engine.api import EngineApi, EngineError
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from shoal.core.clock import Clock
 from shoal.core.disk.durable import replace_file
 from shoal.core.errors import ShoalError, UnavailableError
-from shoal.runtimes.container.api import EngineApi
-from shoal.runtimes.container.choice import ChosenEngine, EngineChoice
-from shoal.runtimes.container.podman_settings import service_settings
+from shoal.runtimes.container.engine.api import EngineApi
+from shoal.runtimes.container.engine.choice import ChosenEngine, EngineChoice
+from shoal.runtimes.container.engine.podman_settings import service_settings
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Which engine an agent has chosen, written down: an agent with runs in one engine must not go to another.
 
-Owned by `shoal.runtimes.container.finding`. Calls block.
+Owned by `shoal.runtimes.container.engine.finding`. Calls block.
 """
 
 from __future__ import annotations
