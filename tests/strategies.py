@@ -19,7 +19,9 @@ from shoal.model.resources import PoolShare, Resources
 from shoal.model.workloads import (
     CommandProbe,
     ComposeSpec,
+    Constraint,
     ContainerSpec,
+    Failover,
     FileSpec,
     Liveness,
     PortMapping,
@@ -93,9 +95,37 @@ def _plain(kind: Any, rules: tuple[Any, ...], fixed: Mapping[str, st.SearchStrat
         return st.dictionaries(values_of(key), values_of(value), min_size=least, max_size=MOST_ENTRIES)
     if dataclasses.is_dataclass(kind):
         fixed = {**_related(kind), **fixed}
-        fields = {name: fixed[name] if name in fixed else values_of(inner) for name, inner in field_kinds(kind).items()}
-        return st.builds(kind, **fields).filter(lambda value: not find_problems(value))
+        return st.one_of(*(_built(kind, {**each, **fixed}) for each in _alternatives(kind)))
     return _scalar(kind, rules)
+
+
+def _built(kind: Any, fixed: Mapping[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    fields = {name: fixed[name] if name in fixed else values_of(inner) for name, inner in field_kinds(kind).items()}
+    return st.builds(kind, **fields).filter(lambda value: not find_problems(value))
+
+
+@functools.cache
+def _alternatives(kind: type) -> tuple[Mapping[str, st.SearchStrategy[Any]], ...]:
+    """Fields of which a rule allows certain combinations only: each of these is one."""
+    if kind in (Readiness, Liveness):
+        probes = {name: plain_kind(field_kinds(kind)[name]) for name in ("tcp_port", "http", "command")}
+        return tuple(
+            {each: values_of(probes[name]) if each == name else st.none() for each in probes} for name in probes
+        )
+    if kind is Constraint:
+        values = values_of(field_kinds(kind)["values"])
+        return (
+            {"operator": st.sampled_from(["in", "not_in"]), "values": values.filter(bool)},
+            {"operator": st.sampled_from(["exists", "not_exists"]), "values": st.just(())},
+        )
+    if kind is Failover:
+        after = values_of(field_kinds(kind)["after"])
+        return (
+            {"policy": st.just("replace")},
+            {"policy": st.just("keep"), "after": st.just(timedelta(0))},
+            {"policy": st.just("stop"), "after": after.filter(bool)},
+        )
+    return ({},)
 
 
 @functools.cache
@@ -110,7 +140,11 @@ def _related(kind: type) -> Mapping[str, st.SearchStrategy[Any]]:
             )
         },
         FileSpec: lambda: {"content": st.sampled_from(["", "x\n", "ü"]), "secret": st.just(""), "mode": _MODES},
-        ProcessSpec: lambda: {"files": _files("etc/"), "env_from_secrets": _SECRETS},
+        ProcessSpec: lambda: {
+            "command": values_of(field_kinds(ProcessSpec)["args"]).map(lambda words: ("run", *words)),
+            "files": _files("etc/"),
+            "env_from_secrets": _SECRETS,
+        },
         ComposeSpec: lambda: {"files": _files("./"), "env_from_secrets": _SECRETS},
         ContainerSpec: lambda: {
             "files": _files("/etc/"),
@@ -128,6 +162,7 @@ def _related(kind: type) -> Mapping[str, st.SearchStrategy[Any]]:
             "image": st.just(""),
             "path": st.just(""),
             "sha256": st.just(""),
+            "read_only": st.just(False),
         },
         VmNetwork: lambda: {"bridge": st.just(""), "ports": st.just(())},
         VmSpec: lambda: {
@@ -201,7 +236,8 @@ def _text(rules: tuple[Any, ...]) -> st.SearchStrategy[str]:
             return (st.just("") | matching) if rule.allow_empty else matching
         if isinstance(rule, NumberToo):
             return st.integers(1, 65535).map(str)
-    if any(rule.broken("relative") for rule in rules):  # a path
-        return st.just("") | st.text("abc./", max_size=MOST_CHARACTERS).map(lambda text: f"/{text}")
     least = max((rule.least for rule in rules if isinstance(rule, MaxLength)), default=0)
+    if any(rule.broken("relative") for rule in rules):  # a path
+        paths = st.text("abc./", max_size=MOST_CHARACTERS).map(lambda text: f"/{text}")
+        return paths if least else st.just("") | paths
     return st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=least, max_size=MOST_CHARACTERS)

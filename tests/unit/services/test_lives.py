@@ -77,14 +77,13 @@ class World:
             ready = each.phase is WorkloadPhase.RUNNING
             lasted = self.now - each.since
             found[name] = WorkloadFacts(
-                name,
-                each.revision,
-                each.phase,
-                None,
-                lasted if ready else None,
-                0.0 if ready else lasted,
-                each.restarts,
-                "exit 1" if each.restarts else "",
+                workload_id=name,
+                revision=each.revision,
+                phase=each.phase,
+                ready_for=lasted if ready else None,
+                unready_for=0.0 if ready else lasted,
+                restarts=each.restarts,
+                message="exit 1" if each.restarts else "",
             )
         return Facts(found)
 
