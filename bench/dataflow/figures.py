@@ -350,6 +350,7 @@ _NEXMARK = tuple(
         f"Flink SQL's answer to {query} over rows that it makes in memory, a million events like those of the files, "
         "with parallelism 2 and checkpoints every second.",
         once=True,
+        optional=True,
     )
     for query in FLINK_QUERIES
 )

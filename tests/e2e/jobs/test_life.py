@@ -12,21 +12,28 @@ from shoal.wire.methods import Jobs
 pytestmark = pytest.mark.e2e
 
 
-async def test_it_runs_stops_with_a_savepoint_and_goes_on(world):
-    world.feed(400)
-    await world.submit()
-    await world.wait_state("Running")
-    await world.wait_output()
+async def show_graph(world) -> str:
+    command = [sys.executable, "-m", "shoal", "job", "graph", world.job_id]
     shown = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "shoal", "job", "graph", world.job_id],
+        command,
         env=os.environ | world.fleet.client_variables,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "aggregate(key)" in shown.stdout
-    assert "/s" in shown.stdout
+    return str(shown.stdout)
+
+
+async def test_it_runs_stops_with_a_savepoint_and_goes_on(world):
+    world.feed(400)
+    await world.submit()
+    await world.wait_state("Running")
+    await world.wait_output()
+    async with asyncio.timeout(60):
+        while "aggregate(key)" not in (shown := await show_graph(world)):  # the coordinator tells of steps each second
+            await asyncio.sleep(0.1)
+    assert "/s" in shown
     await world.ask(Jobs.SAVEPOINT, stop=True)
     stopped = await world.wait_state("Stopped")
     assert "/checkpoints/" in stopped.message

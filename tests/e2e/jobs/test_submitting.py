@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import urllib.error
 import urllib.request
 from datetime import timedelta
 from textwrap import dedent
@@ -54,7 +55,7 @@ async def fleet(tmp_path):
         memory="4096MB",
         lease=timedelta(seconds=10),
         heartbeat_interval=timedelta(milliseconds=300),
-        agent_args=("--http-port", "0"),
+        agent_args=("--http-port", "0", "--runtimes", "process"),
     )
     try:
         await fleet.start()
@@ -244,8 +245,11 @@ async def check_metrics(tmp_path, fleet) -> None:
 
 
 def scrape(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        return str(answer.read().decode())
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as refused:
+        raise AssertionError(f"{url}: {refused.code}: {refused.read().decode()}") from refused
 
 
 def expected_of(odd: int) -> list[int]:
