@@ -139,6 +139,20 @@ def test_values(conf, line, field, value):
     assert getattr(read_settings(conf(line)), field) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [
+        ("agent_version 3\ndeploy_type unified", 1_000_000),
+        ("agent_version 3\ndeploy_type unified\nload_retry_interval_micros 60000000", 60_000_000),
+        ("agent_version 1\ndeploy_type mixed\nbase_name m\nbase_path /m", 60_000_000),
+    ],
+    ids=["layouts", "layouts, given", "roles"],
+)
+def test_a_bad_model_is_tried_again_soon_where_a_layout_waits_for_it(conf, text, micros):
+    settings = read_settings(conf(f"bzid g\n{text}", least=""))
+    assert settings.load_retry_interval_micros == micros
+
+
 def test_every_repeat_of_a_list_is_kept_in_order(conf):
     text = (
         "layout_filters entry\nlayout_filters ps_{i}; i % 2 == 1 # odd\nlayout_filters dense_0\nlayout_filters ps_0\n"

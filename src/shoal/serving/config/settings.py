@@ -26,6 +26,9 @@ DEPLOY_TYPES = ("entry", "ps", "dense", "mixed", "unified")
 VERSION_POLICIES = ("latest", "latest_once", "all", "specific")
 ROUGH_SORT_SERVERS = ("entry", "ps", "dense")
 
+#: With `agent_version` 3, unless the file says otherwise: a model server that tries a bad model takes no other layout.
+LAYOUT_RETRY_MICROS = 1000 * 1000
+
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 
@@ -183,6 +186,8 @@ def settings_from(entries: Iterable[Entry], unread: Sequence[Problem] = ()) -> S
     problems.extend(each for each in found if each.field not in broken)
     if problems:
         raise InvalidError(problems)
+    if values.get("agent_version") == 3:
+        values.setdefault("load_retry_interval_micros", LAYOUT_RETRY_MICROS)
     return ServingSettings(**values)
 
 
