@@ -11,13 +11,20 @@ from shoal.wire.methods import Jobs
 pytestmark = pytest.mark.e2e
 
 
-async def rescale(world, width):
+async def rescale(world, width, operator=""):
     before = await world.epoch()
-    await world.ask(Jobs.RESCALE, width=width)
+    await world.ask(Jobs.RESCALE, width=width, operator=operator)
     await world.wait_recovered(before)
     job = await world.wait_state("Running")
-    assert len(job.workload_ids) == width + 1
     await world.wait_output(await world.wait_output())
+    return job
+
+
+async def widths(world):
+    async with asyncio.timeout(60):
+        while not (steps := (await world.report()).steps):
+            await asyncio.sleep(0.1)
+    return {step.uid: step.width for step in steps}
 
 
 async def test_it_is_rescaled_under_load(world):
@@ -27,10 +34,16 @@ async def test_it_is_rescaled_under_load(world):
     await world.wait_output()
     async with world.under_load():
         for width in (2, 4, 1):
-            await rescale(world, width)
+            job = await rescale(world, width)
+            assert len(job.workload_ids) == width + 1
+        job = await rescale(world, 3, "sums")
+        assert len(job.workload_ids) == 2
+        assert (await widths(world))["sums"] == 3
         for nonsense in (0, 1000):
             with pytest.raises(InvalidError, match="width"):
                 await world.ask(Jobs.RESCALE, width=nonsense)
+        with pytest.raises(InvalidError, match=r"its steps are .*sums"):
+            await world.ask(Jobs.RESCALE, width=2, operator="sum")
         await world.ask(Jobs.RESCALE, width=2)
         with pytest.raises(PreconditionError, match="under way"):
             await world.ask(Jobs.RESCALE, width=3)

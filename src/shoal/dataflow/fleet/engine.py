@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from shoal.core.errors import InternalError, PreconditionError, UnsupportedError
+from shoal.core.errors import InternalError, PreconditionError
 from shoal.core.ids import NodeId
 from shoal.dataflow.fleet import decisions
 from shoal.dataflow.fleet import progress as progresses
@@ -42,16 +42,15 @@ class DataflowEngine:
                 _check_quiet(job)
         if request.action is JobAction.RESCALE:
             if request.operator:
-                raise UnsupportedError(
-                    f"one operator ({request.operator!r}) cannot be rescaled alone",
-                    hint="leave --operator out: the whole job gets the new width",
-                )
-            checked = specs.with_width(stored, request.width)
+                checked = specs.with_step_width(stored, request.operator, request.width)
+            else:
+                checked = specs.with_width(stored, request.width)
             _check_quiet(job)
             _check_checkpoints(stored, "another width")
         if request.action is JobAction.UPGRADE:
             _check_quiet(job)
             specs.check_fit(stored, checked)
+            checked = specs.with_widths_of(checked, stored)
             if job.state not in ENDED:
                 _check_checkpoints(stored, "an upgrade")
         return specs.encode(checked)

@@ -1,10 +1,11 @@
 """Draws the plan of a running job for a terminal: each step with its width, rate, backpressure and event time. Pure.
 
-    orders                 ×2    12,300/s  waits   0 %  2026-01-01 12:00:05
-    └─ sum by user         ×2       410/s  waits  35 %  2026-01-01 12:00:04
-       └─ topic totals     ×2       410/s  waits   0 %
+    source(orders) [source-1]      ×2    12,300/s  waits   0%  2026-01-01 12:00:05
+    └─ aggregate(user) [sums]      ×2       410/s  waits  35%  2026-01-01 12:00:04
+       └─ sink(totals) [sink-1]    ×2       410/s  waits   0%
 
-A step with several inputs is drawn below the last of them, and names the others. Called by `shoal job graph`.
+In brackets is the uid. A step with several inputs is drawn below the last of them, and names the others. Called by
+`shoal job graph`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def _lines(steps: Sequence[StepReport]) -> list[str]:
         depths[step.uid] = depth
         others = [names[uid] for uid in step.inputs[:-1] if uid in names]
         beside = f" (with {', '.join(others)})" if others else ""
-        drawn.append((f"{'   ' * (depth - 1)}{'└─ ' if depth else ''}{names[step.uid]}{beside}"[:_WIDEST], step))
+        uid = "" if step.uid == names[step.uid] else f" [{step.uid}]"
+        drawn.append((f"{'   ' * (depth - 1)}{'└─ ' if depth else ''}{names[step.uid]}{uid}{beside}"[:_WIDEST], step))
         waiting += [(each, depth + 1) for each in reversed(below.get(step.uid, []))]
     widest = max((len(text) for text, _step in drawn), default=0)
     return [f"{text:<{widest}}  {_numbers(step)}".rstrip() for text, step in drawn]

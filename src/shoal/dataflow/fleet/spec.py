@@ -4,12 +4,12 @@
      "checkpoint": {"directory": "s3://bucket/checkpoints", "interval": 1.0}, "settings": {"key_groups": 128},
      "task_host": {"cpu_millicores": 500, "memory_mb": 512}, "coordinator": {"memory_mb": 256},
      "secrets": {"AWS_SECRET_ACCESS_KEY": "s3-key"}, "brokers": {"kafka://main@k1:9092": "kafka-main"},
-     "constraints": [{"key": "disk", "operator": "in", "values": ["ssd"]}],
+     "constraints": [{"key": "disk", "operator": "in", "values": ["ssd"]}], "widths": {"sum-1": 4},
      "steps": {"sum-1": {"kind": "Aggregate", "text": "sum(amount) by user", "stateful": true}}}
 
-`plan` and `bundle` are artifacts: the prepared plan as JSON, and users' code with the plan's blobs. `steps` is what an
-upgrade compares. Written by clients (`shoal.dataflow.execution.remote.submission`), read by the engine and by the
-programs of the job.
+`plan` and `bundle` are artifacts: the prepared plan as JSON, and users' code with the plan's blobs. `widths` are those
+of steps that were rescaled alone. `steps` is what an upgrade compares. Written by clients
+(`shoal.dataflow.execution.remote.submission`), read by the engine and by the programs of the job.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Annotated, Any
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import Check, MaxLength, Pattern, Range, build, to_mapping
-from shoal.dataflow.language.settings import KEY_GROUPS, CheckpointSettings, FlowSettings
+from shoal.dataflow.language.settings import KEY_GROUPS, PARTIAL, CheckpointSettings, FlowSettings
 from shoal.model.workloads import Constraint, ResourceRequest
 
 ENGINE = "dataflow"
 FORMAT = 1
 MOST_WIDTH = 128
 MOST_STEPS = 10_000
+_MOST_NAMED = 20
 
 _NAME_RULE = "must be letters, digits, dots, dashes and underscores, and begin with a letter or a digit"
 _HASH_RULE = "must be the SHA-256 of an artifact, as 64 lower-case hex digits"
@@ -36,6 +37,7 @@ _VARIABLE_RULE = "must be the name of an environment variable that does not begi
 Hash = Annotated[str, Pattern(r"[0-9a-f]{64}", _HASH_RULE)]
 Variable = Annotated[str, MaxLength(256, 1), Pattern(r"(?!SHOAL_)[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_RULE)]
 SecretName = Annotated[str, MaxLength(128, 1)]
+Uid = Annotated[str, MaxLength(512, 1)]
 Plain = object
 #: Settings of a flow that are no business of a job: checkpoints have a field of their own, and paths are the node's.
 _NOT_SETTINGS = ("checkpoint", "scratch")
@@ -56,6 +58,8 @@ class StepState:
     stateful: bool = False
     #: What its state is about, such as its keys, aggregates and window. State of another one does not fit.
     fingerprint: Annotated[str, MaxLength(256)] = ""
+    #: How many tasks it can have; 0: as many as there are key groups.
+    most_width: Annotated[int, Range(0, 1)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,10 @@ class DataflowSpec:
     bundle: Hash
     format: Annotated[int, Check(_is_a_number)] = FORMAT
     parallelism: Annotated[int, Range(1, MOST_WIDTH)] = 1
+    #: How many tasks single steps have, by uid; the others have as many as the plan and `parallelism` say.
+    widths: Annotated[Mapping[Uid, Annotated[int, Range(1, MOST_WIDTH)]], MaxLength(MOST_STEPS)] = field(
+        default_factory=dict
+    )
     #: Fields of `CheckpointSettings`; None: nothing survives the loss of a task host.
     checkpoint: Annotated[Mapping[str, Plain], MaxLength(64)] | None = None
     #: Fields of `FlowSettings`, without `checkpoint` and `scratch`.
@@ -85,9 +93,7 @@ class DataflowSpec:
     #: How often a task host may die without a new checkpoint between; then the job fails.
     most_crashes: Annotated[int, Range(1, 1000)] = 3
     constraints: Annotated[tuple[Constraint, ...], MaxLength(32)] = ()
-    steps: Annotated[Mapping[Annotated[str, MaxLength(512, 1)], StepState], MaxLength(MOST_STEPS)] = field(
-        default_factory=dict
-    )
+    steps: Annotated[Mapping[Uid, StepState], MaxLength(MOST_STEPS)] = field(default_factory=dict)
     #: For a fleet without certificates: processes of the job connect without them.
     insecure: bool = False
 
@@ -104,9 +110,13 @@ class DataflowSpec:
         if self.checkpoint is not None:
             yield from _problems_of(CheckpointSettings, self.checkpoint, f"{prefix}checkpoint")
         groups = self.settings.get("key_groups", KEY_GROUPS)
-        if isinstance(groups, int) and self.parallelism > groups:
+        if isinstance(groups, int):
             rule = f"must be at most the number of key groups, {groups}"
-            yield problem(f"{prefix}parallelism", self.parallelism, rule)
+            if self.parallelism > groups:
+                yield problem(f"{prefix}parallelism", self.parallelism, rule)
+            for uid, width in self.widths.items():
+                if width > groups:
+                    yield problem(f"{prefix}widths.{uid}", width, rule)
 
     @property
     def key_groups(self) -> int:
@@ -147,8 +157,14 @@ def read_spec(given: object) -> DataflowSpec:
 
 
 def encode(spec: DataflowSpec) -> bytes:
-    """A spec as it is stored. Equal specs have equal bytes."""
-    return json.dumps(to_mapping(spec), sort_keys=True, separators=(",", ":")).encode()
+    """A spec as it is stored. Equal specs have equal bytes: what earlier versions did not know is left out if empty."""
+    plain = to_mapping(spec)
+    if not spec.widths:
+        del plain["widths"]
+    for step in plain["steps"].values():
+        if not step["most_width"]:
+            del step["most_width"]
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> DataflowSpec:
@@ -161,11 +177,40 @@ def decode(data: bytes) -> DataflowSpec:
 
 
 def with_width(spec: DataflowSpec, width: int) -> DataflowSpec:
-    """The same job at another width. Raises `InvalidError`."""
-    most = min(MOST_WIDTH, spec.key_groups)
+    """The same job at another width, all of its steps. Raises `InvalidError`."""
+    _check_width(width, min(MOST_WIDTH, spec.key_groups))
+    return dataclasses.replace(spec, parallelism=width, widths={})
+
+
+def with_step_width(spec: DataflowSpec, uid: str, width: int) -> DataflowSpec:
+    """The same job with another number of tasks of one step. Raises `InvalidError`."""
+    step = spec.steps.get(uid)
+    if step is None or uid in _parts_of_steps(spec):
+        known = sorted(set(spec.steps) - _parts_of_steps(spec))
+        more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        rule = f"is no step of the job; its steps are {', '.join(known[:_MOST_NAMED])}{more}"
+        raise InvalidError([problem("operator", uid, rule)])
+    if step.most_width and width > step.most_width:
+        raise InvalidError([problem("width", width, f"must be 1: all rows meet in one task of {uid!r} ({step.text})")])
+    _check_width(width, min(MOST_WIDTH, spec.key_groups))
+    return dataclasses.replace(spec, widths={**spec.widths, uid: width})
+
+
+def with_widths_of(spec: DataflowSpec, before: DataflowSpec) -> DataflowSpec:
+    """Another plan of a job, whose steps keep the widths that they were given alone while the job's width stays."""
+    if spec.widths or spec.parallelism != before.parallelism:
+        return spec
+    return dataclasses.replace(spec, widths={uid: width for uid, width in before.widths.items() if uid in spec.steps})
+
+
+def _check_width(width: int, most: int) -> None:
     if not 1 <= width <= most:
         raise InvalidError([problem("width", width, f"must be between 1 and {most}")])
-    return dataclasses.replace(spec, parallelism=width)
+
+
+def _parts_of_steps(spec: DataflowSpec) -> set[str]:
+    """What is done of a step in the tasks of the one before it has no width of its own."""
+    return {f"{uid}{PARTIAL}" for uid in spec.steps} & set(spec.steps)
 
 
 def check_fit(before: DataflowSpec, after: DataflowSpec) -> None:

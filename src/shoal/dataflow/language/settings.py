@@ -18,6 +18,8 @@ MIB = 1024 * KIB
 
 #: The number of shares of the key space. Fixed for a job: its checkpoints are laid out by it.
 KEY_GROUPS = 128
+#: What follows the uid of a step in that of its part in front of an exchange.
+PARTIAL = ".partial"
 #: No job has more: every task keeps lists by key group, and every checkpoint of it is laid out by them.
 MOST_KEY_GROUPS = 32_768
 #: Rows, bytes and numbers of things that a setting may say, at most; and seconds: 100 years.

@@ -41,7 +41,7 @@ from shoal.dataflow.language.logical import (
     Union,
     walk,
 )
-from shoal.dataflow.language.settings import KEY_GROUPS
+from shoal.dataflow.language.settings import KEY_GROUPS, PARTIAL
 
 #: The tag of what an operator puts out ahead, as opposed to on the side.
 MAIN = ""
@@ -149,12 +149,21 @@ def key_groups_of(subtask: int, parallelism: int, total: int = KEY_GROUPS) -> Ke
     return KeyGroups(-(-subtask * total // parallelism), -(-(subtask + 1) * total // parallelism), total)
 
 
-def plan(sinks: Sequence[Node], *, parallelism: int = 1, key_groups: int = KEY_GROUPS) -> PhysicalPlan:
-    """Stages and edges for a logical plan. Raises `InvalidError` for widths and identities that cannot be."""
+def plan(
+    sinks: Sequence[Node],
+    *,
+    parallelism: int = 1,
+    key_groups: int = KEY_GROUPS,
+    widths: Mapping[str, int] | None = None,
+) -> PhysicalPlan:
+    """Stages and edges for a logical plan. `widths`, by uid, count more than those that the program gives its steps.
+
+    Raises `InvalidError` for widths and identities that cannot be.
+    """
     nodes = [node for node in walk(*sinks) if not isinstance(node, SideOutput)]
     uids = name_uids(nodes)
     _check_widths(nodes, parallelism, key_groups)
-    draft = _Draft(parallelism, uids)
+    draft = _Draft(parallelism, uids, widths or {})
     for node in nodes:
         draft.add(node)
     made = draft.finish(key_groups)
@@ -314,9 +323,10 @@ class _Place:
 class _Draft:
     """A plan being made: nodes come in order, inputs first."""
 
-    def __init__(self, parallelism: int, uids: Mapping[int, str]) -> None:
+    def __init__(self, parallelism: int, uids: Mapping[int, str], asked: Mapping[str, int]) -> None:
         self._parallelism = parallelism
         self._uids = uids
+        self._asked = asked
         self._places: dict[int, _Place] = {}
         self._stages: list[list[Step]] = []
         self._widths: list[int] = []
@@ -376,14 +386,15 @@ class _Draft:
         self._places[id(node)] = _Place(stage, len(steps))
         uid, name = self._uids[id(node)], label_of(node)
         if role is Role.PARTIAL:
-            uid, name = f"{uid}.partial", f"partial {name}"
+            uid, name = f"{uid}{PARTIAL}", f"partial {name}"
         steps.append(Step(uid, name, node, links, role))
 
     def _width(self, node: Node, producers: list[tuple[Node, str]], needs: tuple[Need, ...]) -> int:
         if any(need.exchange is Exchange.GATHER for need in needs):
             return 1  # rows without a key meet in one task, whatever was asked for
-        if node.parallelism:
-            return node.parallelism
+        asked = self._asked.get(self._uids[id(node)]) or node.parallelism
+        if asked:
+            return asked
         if isinstance(node, Source):
             most = node.connector.most_splits if isinstance(node.connector, SupportsSplitLimit) else None
             return self._parallelism if most is None else max(1, min(self._parallelism, most))

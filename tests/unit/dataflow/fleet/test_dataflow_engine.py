@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shoal.core.errors import InvalidError, PreconditionError, UnsupportedError
+from shoal.core.errors import InvalidError, PreconditionError
 from shoal.core.ids import JobId
 from shoal.dataflow.fleet.engine import DataflowEngine
 from shoal.dataflow.fleet.progress import Move, Progress, decode, encode, went_back
 from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, Phase, decode_coordinator, decode_host
 from shoal.dataflow.fleet.reports import encode as report_bytes
+from shoal.dataflow.fleet.spec import decode as decode_spec
+from shoal.dataflow.fleet.spec import read_spec
 from shoal.jobs.engine import Facts, Job, WorkloadFacts, WorkloadReport
 from shoal.jobs.states import check, desired_after
 from shoal.model.jobs import JobAction, JobDesired, JobRequest, JobState, JobView
@@ -20,6 +22,11 @@ from shoal.model.phases import WorkloadPhase
 ENGINE = DataflowEngine()
 START = datetime(2026, 1, 1, tzinfo=UTC)
 COORDINATOR = "j-coordinator"
+STEPS = {
+    "sum-1": {"kind": "Aggregate", "text": "sum(amount) by user", "stateful": True},
+    "sum-1.partial": {"kind": "Aggregate"},
+    "all-1": {"kind": "Aggregate", "text": "sum(amount)", "stateful": True, "most_width": 1},
+}
 
 
 def spec(**changes):
@@ -289,13 +296,43 @@ def test_a_rescale_saves_deploys_anew_and_runs():
     assert list(world.plan) == [COORDINATOR, "j-host-0"]
 
 
+def test_one_step_is_rescaled_alone_until_the_whole_job_is():
+    world = running(steps=STEPS)
+    world.ask(JobAction.RESCALE, width=4, operator="sum-1")
+    assert world.settle() is JobState.RESCALING
+    world.say(Phase.STOPPED, request=2, checkpoint=5)
+    world.settle()
+    assert len(world.plan) == 3  # it has as many task hosts as before
+    coordinator = next(each for each in world.plan.values() if each.workload_id == COORDINATOR)
+    (document,) = coordinator.spec.process.files
+    assert read_spec(json.loads(document.content)).widths == {"sum-1": 4}
+    world.say(Phase.RUNNING)
+    assert world.settle() is JobState.RUNNING
+    world.ask(JobAction.UPGRADE, spec=spec(steps=STEPS, bundle="c" * 64))
+    assert decode_spec(world.job.spec).widths == {"sum-1": 4}
+    world.settle()
+    world.say(Phase.STOPPED, request=3, checkpoint=7)
+    world.settle()
+    world.say(Phase.RUNNING)
+    assert world.settle() is JobState.RUNNING
+    world.ask(JobAction.RESCALE, width=3)
+    assert decode_spec(world.job.spec).widths == {}
+
+
 def test_requests_that_cannot_be_are_refused_and_change_nothing():
-    world = running()
+    world = running(steps=STEPS)
     for width in (0, 129, -3):
         with pytest.raises(InvalidError, match="width"):
             world.ask(JobAction.RESCALE, width=width)
-    with pytest.raises(UnsupportedError):
-        world.ask(JobAction.RESCALE, width=3, operator="sum-1")
+    for width, operator, words in (
+        (0, "sum-1", "between 1 and 128"),
+        (129, "sum-1", "between 1 and 128"),
+        (2, "all-1", "all rows meet in one task"),
+        (2, "sum-2", "its steps are all-1, sum-1 "),
+        (2, "sum-1.partial", "is no step"),
+    ):
+        with pytest.raises(InvalidError, match=words):
+            world.ask(JobAction.RESCALE, width=width, operator=operator)
     without = running(checkpoint=None)
     for action, more in ((JobAction.RESCALE, {"width": 3}), (JobAction.SAVEPOINT, {}), (JobAction.UPGRADE, {})):
         with pytest.raises(PreconditionError, match="needs checkpoints"):

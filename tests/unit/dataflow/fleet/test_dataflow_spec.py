@@ -28,6 +28,7 @@ def test_it_is_written_in_one_way():
     )
     assert decode(encode(spec)) == spec
     assert encode(decode(encode(spec))) == encode(spec)
+    assert b"width" not in encode(spec)  # as earlier versions wrote it
     settings = spec.flow_settings("/scratch")
     assert (settings.key_groups, settings.scratch, settings.checkpoint.interval) == (64, "/scratch", 0.5)
 
@@ -42,6 +43,8 @@ def test_it_is_written_in_one_way():
         ({"parallelism": 0}, "parallelism"),
         ({"parallelism": 129}, "parallelism"),
         ({"parallelism": 9, "settings": {"key_groups": 8}}, "parallelism"),
+        ({"widths": {"sum-1": 0}}, "widths.sum-1"),
+        ({"widths": {"sum-1": 9}, "settings": {"key_groups": 8}}, "widths.sum-1"),
         ({"settings": {"keygroups": 8}}, "settings.keygroups"),
         ({"settings": {"key_groups": "8"}}, "settings.key_groups"),
         ({"settings": {"scratch": "/x"}}, "settings.scratch"),

@@ -13,10 +13,10 @@ def test_a_join_is_drawn_below_its_last_input():
     )
     assert draw_graph(CoordinatorReport(Phase.RUNNING, epoch=3, checkpoint=17, steps=steps)).splitlines() == [
         "running, epoch 3, checkpoint 17, recovered 0 times",
-        "topic orders                 ×2         12,300/s  waits   0%  1970-01-01 00:00:01",
-        "topic users                  ×1              0/s  waits   0%",
+        "topic orders [orders]        ×2         12,300/s  waits   0%  1970-01-01 00:00:01",
+        "topic users [users]          ×1              0/s  waits   0%",
         "└─ join (with topic orders)  ×2            410/s  waits  35%",
-        "   └─ topic out              ×2              0/s  waits   0%",
+        "   └─ topic out [out]        ×2              0/s  waits   0%",
     ]
 
 

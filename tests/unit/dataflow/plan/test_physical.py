@@ -154,6 +154,13 @@ def test_another_width_is_rebalanced_or_by_key_where_there_is_one():
     assert shapes(one)[1][-1][3] is Exchange.GATHER
 
 
+def test_a_width_that_is_asked_for_counts_more_than_that_of_the_program():
+    made = plan([sink(by_key(source(), parallelism=2))], parallelism=3, widths={"aggregate-1": 5})
+    assert [(stage.parallelism, stage.steps[-1].uid) for stage in made.stages] == [(3, "source-1"), (5, "sink-1")]
+    together = Aggregate(inputs=(source(),), keys=(), aggregations=(Aggregation("n", "*", "count"),))
+    assert plan([sink(together)], parallelism=3, widths={"aggregate-1": 5}).stages[-1].parallelism == 1
+
+
 def test_changes_stay_in_order_also_under_another_name():
     renamed = Project(inputs=(by_key(source()),), columns=(Named(col("key"), "k"), Named(col("n"), "n")))
     _stages, edges = shapes(Sink(inputs=(renamed,), connector=CollectSink(), parallelism=2))

@@ -61,18 +61,18 @@ async def rescale(
     width: Annotated[int, typer.Argument(metavar="WIDTH", help="The new width; of a service, its number of replicas")],
     *,
     operator: Annotated[
-        str, typer.Option("--operator", metavar="NAME", help="Only this operator of the job, not all of it")
+        str, typer.Option("--operator", metavar="UID", help="Only this step of the job, as `shoal job graph` shows it")
     ] = "",
     detach: Detach = False,
     timeout: Timeout = WAIT,
     as_json: Json = False,
 ) -> int:
-    """Give a job another width."""
+    """Give a job, or one step of it, another width."""
     try:
         view = await control.rescale_job(job, width, operator=operator)
     except InvalidError as error:
         raise hints.renamed(error, {"width": "WIDTH", "operator": "--operator"}) from None
-    done = f"rescaled to {width}"
+    done = f"{operator} rescaled to {width}" if operator else f"rescaled to {width}"
     return await follow_up(control, view, JobGoal.RUNNING, done=done, detach=detach, timeout=timeout, as_json=as_json)
 
 

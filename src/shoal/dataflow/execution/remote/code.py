@@ -11,6 +11,7 @@ from pathlib import Path
 from shoal.artifacts.bundles import Bundle
 from shoal.artifacts.opening import open_bundle
 from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.fleet.spec import DataflowSpec
 from shoal.dataflow.fleet.workloads import BUNDLE_FILE, PLAN_FILE
 from shoal.dataflow.language.functions import add_blobs
 from shoal.dataflow.plan.documents import PlanDocument
@@ -28,15 +29,17 @@ def open_code(directory: Path) -> Bundle:
     return bundle
 
 
-def plan_at_width(directory: Path, bundle: Bundle, *, width: int, key_groups: int) -> tuple[PreparedPlan, PlanDocument]:
-    """The plan at a width, and the document that tasks are built from."""
+def plan_at_width(directory: Path, bundle: Bundle, spec: DataflowSpec) -> tuple[PreparedPlan, PlanDocument]:
+    """The plan at the widths of a job, and the document that tasks are built from."""
     try:
         body = json.loads((directory / PLAN_FILE).read_bytes())
     except (ValueError, RecursionError):
         raise InvalidError([problem("plan", None, "must be JSON")]) from None
     written = read_prepared(PlanDocument(body, dict(bundle.blobs)))
     prepared = Prepared(written.sinks, written.facts)
-    physical = plan_physically(prepared.sinks, parallelism=width, key_groups=key_groups)
+    physical = plan_physically(
+        prepared.sinks, parallelism=spec.parallelism, key_groups=spec.key_groups, widths=spec.widths
+    )
     document = write_prepared(prepared, physical)
     document = PlanDocument(document.body, {**bundle.blobs, **document.blobs})
     return read_prepared(document), document

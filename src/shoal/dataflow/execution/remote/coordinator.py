@@ -264,7 +264,7 @@ def main(arguments: list[str]) -> None:
     try:
         _add_brokers(spec, environment)
         bundle = open_code(folder)
-        plan, document = plan_at_width(folder, bundle, width=spec.parallelism, key_groups=spec.key_groups)
+        plan, document = plan_at_width(folder, bundle, spec)
     except (PreconditionError, CorruptError, InvalidError) as error:  # another try would find the same
         _tell_refusal(Board(around), around, error)
     port = int(environment.get(f"SHOAL_PORT_{CONTROL_PORT.upper()}", "0"))

@@ -17,7 +17,7 @@ from shoal.dataflow.execution.engine import plan_and_check
 from shoal.dataflow.fleet.spec import DataflowSpec, StepState
 from shoal.dataflow.language.logical import Aggregate, Distinct, Join, Node, Reduce
 from shoal.dataflow.language.settings import FlowSettings
-from shoal.dataflow.plan.physical import PhysicalPlan, kind_of
+from shoal.dataflow.plan.physical import Exchange, PhysicalPlan, kind_of, needs_of
 from shoal.dataflow.plan.prepare import Prepared
 from shoal.dataflow.plan.prepared import write_prepared
 
@@ -84,7 +84,8 @@ def _steps(physical: PhysicalPlan) -> dict[str, StepState]:
         shape = _shape(step.node)
         text = f"{step.name}: {shape}" if shape else step.name
         mark = hashlib.sha256(shape.encode()).hexdigest()[:32] if shape else ""
-        found[step.uid] = StepState(kind_of(step.node), text[:4096], step.uid in stateful, mark)
+        most = 1 if any(need.exchange is Exchange.GATHER for need in needs_of(step.node)) else 0
+        found[step.uid] = StepState(kind_of(step.node), text[:4096], step.uid in stateful, mark, most)
     return found
 
 
