@@ -19,12 +19,14 @@ from typing import Any
 
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 
 from shoal.core.errors import DeniedError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
 from shoal.core.tasks import Signal, TaskScope
 from shoal.discovery.errors import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError, SessionLostError
 from shoal.discovery.store import (
+    ROOT,
     NodeStat,
     NodeValue,
     SessionState,
@@ -67,7 +69,8 @@ _WORDS = {
 class ZookeeperSettings:
     """How a store talks to ZooKeeper."""
 
-    #: Servers as `host:port`, with commas between them. A path after the last one is the root of the tree.
+    #: Servers as `host:port`, with commas between them. A path after the last one is the root of the tree; the first
+    #: node that is written makes it.
     hosts: str
     #: After this time without a connection the servers end the session. They may choose another time.
     session_timeout: timedelta = timedelta(seconds=10)
@@ -149,7 +152,7 @@ class ZookeeperStore:
         client = KazooClient(
             hosts=self._settings.hosts,
             timeout=seconds,
-            auth_data=[("digest", self._settings.auth)] if self._settings.auth else None,
+            auth_data=self._auth(),
             # A session that can be saved is saved: the pauses between two attempts stay well below its timeout.
             logger=_kazoo_log,
             connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": min(1.0, seconds / 8)},
@@ -165,6 +168,9 @@ class ZookeeperStore:
         client.add_listener(listen)
         self._client = client
         client.start_async()
+
+    def _auth(self) -> list[tuple[str, str]] | None:
+        return [("digest", self._settings.auth)] if self._settings.auth else None
 
     def _state_changed(self, client: Any, kazoo_state: str, known: tuple[int, bytes] | None, *, final: bool) -> None:
         if client is not self._client:
@@ -213,7 +219,7 @@ class ZookeeperStore:
     ) -> str:
         """Create a node and return its path."""
         check_data(check_path(path), data)
-        made: str = await self._call(
+        made: str = await self._below_root(
             path,
             lambda client: client.create_async(path, data, ephemeral=ephemeral, sequence=sequential, makepath=makepath),
         )
@@ -222,7 +228,7 @@ class ZookeeperStore:
     async def ensure_path(self, path: str) -> None:
         """Create what a path lacks."""
         check_path(path)
-        await self._call(path, lambda client: client.ensure_path_async(path))
+        await self._below_root(path, lambda client: client.ensure_path_async(path))
 
     async def get(self, path: str) -> NodeValue:
         """Read a node."""
@@ -279,6 +285,30 @@ class ZookeeperStore:
         for name in await self.children(path):
             with contextlib.suppress(NoNodeError):
                 await self.delete(join(path, name), recursive=True)
+
+    async def _below_root(self, path: str, start: Callable[[Any], Any]) -> Any:
+        """A call that creates nodes, and the root of the tree if that is a path that is not there."""
+        try:
+            return await self._call(path, start)
+        except NoNodeError:
+            hosts, slash, root = self._settings.hosts.partition("/")
+            if not slash or await self.exists(ROOT) is not None:
+                raise
+        try:
+            await asyncio.to_thread(self._make_root, hosts, slash + root)
+        except (zk.KazooException, KazooTimeoutError, OSError) as error:
+            raise _error(error, slash + root, -1, self._session_id) from error
+        return await self._call(path, start)
+
+    def _make_root(self, hosts: str, root: str) -> None:
+        """Runs in a thread, with a client that sees the whole ensemble."""
+        client = KazooClient(hosts=hosts, auth_data=self._auth(), logger=_kazoo_log)
+        try:
+            client.start(timeout=self._settings.call_timeout.total_seconds())
+            client.ensure_path(root)
+        finally:
+            client.stop()
+            client.close()
 
     async def _call(self, path: str, start: Callable[[Any], Any], *, version: int = -1) -> Any:
         """Start a call of kazoo, wait for its result, and raise what it raised as one of our errors."""

@@ -12,7 +12,9 @@ from kazoo.security import make_digest_acl
 
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import DeniedError, InvalidError, UnavailableError
-from shoal.discovery.store import SessionState
+from shoal.discovery.errors import NoNodeError
+from shoal.discovery.registrar import Registrar
+from shoal.discovery.store import NodeValue, SessionState
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore, auth_from
 from shoal.testing.suites.coordination import CoordinationSuite
 from tests.services.relay import Relay
@@ -121,6 +123,39 @@ async def test_credentials_open_what_they_protect(zookeeper: str) -> None:
     finally:
         await with_it.close()
         await without.close()
+
+
+async def test_a_root_that_is_not_there_yet_is_made_by_the_first_node(zookeeper: str) -> None:
+    root = f"/t-{SystemEntropy().token(8)}/deep"
+    whole, first, second = (ZookeeperStore(ZookeeperSettings(zookeeper + end)) for end in ("", root, f"{root}/er"))
+    for store in (whole, first, second):
+        await store.open()
+    seen: asyncio.Queue[NodeValue | None] = asyncio.Queue()
+    first.watch_data("/gip/a", seen.put_nowait)
+    try:
+        async with asyncio.timeout(30):
+            assert await seen.get() is None
+            # Reading makes nothing.
+            with pytest.raises(NoNodeError):
+                await first.children("/gip")
+            assert await whole.exists(root) is None
+            registrar = Registrar(first)
+            registrar.start()
+            registrar.register("/gip/a", b"x")
+            await registrar.settled()
+            found = await seen.get()
+            assert found is not None
+            assert found.data == b"x"
+            assert (await whole.get(f"{root}/gip/a")).stat.owner == first.session_id
+            await registrar.close()
+            await second.ensure_path("/b")
+            assert await whole.children(f"{root}/er") == ("b",)
+            # What is missing below the root is missing.
+            with pytest.raises(NoNodeError):
+                await second.create("/c/d")
+    finally:
+        for store in (first, second, whole):
+            await store.close()
 
 
 def test_credentials_are_checked_and_never_shown() -> None:
