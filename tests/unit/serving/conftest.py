@@ -77,7 +77,12 @@ class Stage:
         )
         machine = self.machines[pod] = FakeMachine(self.clock)
         runner = ProcessRunner(
-            FakeRuntime(machine), clock=self.clock, entropy=SeededEntropy(), on_exit=on_exit, listens=_always
+            FakeRuntime(machine),
+            clock=self.clock,
+            entropy=SeededEntropy(),
+            on_exit=on_exit,
+            listens=_always,
+            is_taken=_never,
         )
         folder = self.folder / pod
         folder.mkdir(exist_ok=True)
@@ -142,6 +147,10 @@ def shown_versions(parts: AgentParts) -> dict[str, int]:
 
 async def _always(_port: int) -> bool:
     return True
+
+
+async def _never(_port: int) -> bool:
+    return False
 
 
 @pytest.fixture

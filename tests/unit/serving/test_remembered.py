@@ -28,7 +28,12 @@ async def silent(_port: int) -> bool:
 def runner(machine, folder, listens=listening):
     remembered = Remembered.load(folder / "remembered.json")
     return ProcessRunner(
-        FakeRuntime(machine), clock=SystemClock(), entropy=SystemEntropy(), listens=listens, remembered=remembered
+        FakeRuntime(machine),
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        listens=listens,
+        is_taken=silent,
+        remembered=remembered,
     )
 
 

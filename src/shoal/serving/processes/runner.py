@@ -1,9 +1,10 @@
 """Runs the processes of a serving agent on the process runtime.
 
 The runtime's keeper owns the processes, their exits and their logs; this only says what runs. `start` starts one
-process and waits until it listens; from then on its exit is followed by a restart or by the end of all (`graph`). What
-an earlier agent left running under the same data directory is adopted, if it would be started in the same way again
-(`remembered`), and else stopped first. Called by the agents.
+process and waits until it listens; from then on its exit is followed by a restart or by the end of all (`graph`). No
+process is started while another program has its port: the agent would take that one for its own. What an earlier agent
+left running under the same data directory is adopted, if it would be started in the same way again (`remembered`), and
+else stopped first. Called by the agents.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from shoal.core.tasks import TaskScope
 from shoal.model.spec.kinds import ProcessSpec
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase, RunRequest, Runtime
-from shoal.serving.processes.graph import OnExit, ProcessNode, StopAll, after_exit
+from shoal.serving.processes.graph import RESTART_BACKOFF, OnExit, ProcessNode, StopAll, after_exit
 from shoal.serving.processes.remembered import Remembered
 
 log = logging.getLogger(__name__)
 
 #: Between two looks whether a process listens.
 LOOK_SECONDS = 0.1
+#: How long a port that is taken is waited for: a process that was just stopped may still have it.
+FREE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class ProcessRunner:
         runtime: what runs them; opened by the caller.
         on_exit: what follows when a process ends by itself.
         listens: whether something listens on a port of this machine.
+        is_taken: the same, asked before a process of ours is started there.
         remembered: what an earlier agent left; without it nothing is adopted.
     """
 
@@ -57,6 +61,7 @@ class ProcessRunner:
         entropy: Entropy,
         on_exit: OnExit = OnExit.RESTART,
         listens: Callable[[int], Awaitable[bool]] | None = None,
+        is_taken: Callable[[int], Awaitable[bool]] | None = None,
         remembered: Remembered | None = None,
     ) -> None:
         self._runtime = runtime
@@ -64,6 +69,7 @@ class ProcessRunner:
         self._entropy = entropy
         self._on_exit = on_exit
         self._listens = listens or is_listening
+        self._is_taken = is_taken or is_listening
         self._remembered = remembered
         #: Called with a name before that process is started, and before it is started again.
         self.prepare: Callable[[str], Awaitable[None]] = _nothing
@@ -103,6 +109,7 @@ class ProcessRunner:
         if node.name in self._running:
             self.changed(node.name)
         else:
+            await self._wait_free(node)
             await self._start(node, failures=0)
         deadline = self._clock.monotonic() + timeout
         while node.port and not await self._listens(node.port):
@@ -138,6 +145,19 @@ class ProcessRunner:
             with contextlib.suppress(ShoalError):
                 await self._runtime.stop(running.run_id)
         await self._scope.close()
+
+    async def _wait_free(self, node: ProcessNode) -> None:
+        """Wait until no other program has the port of a process. Raises `UnavailableError`."""
+        deadline = self._clock.monotonic() + FREE_SECONDS
+        while node.port and await self._is_taken(node.port):
+            if self._clock.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"{node.name} cannot be started: another program listens on its port {node.port}",
+                    hint="stop that program, or give the model server another port",
+                    name=node.name,
+                    port=node.port,
+                )
+            await self._clock.sleep(LOOK_SECONDS)
 
     async def _start(self, node: ProcessNode, *, failures: int) -> None:
         run_id = RunId(f"{node.name}-{self._entropy.token(8)}")
@@ -176,13 +196,26 @@ class ProcessRunner:
         self._scope.start(self._restart(running.node, decision.pause, decision.failures), name=f"restart {name}")
 
     async def _restart(self, node: ProcessNode, pause: float, failures: int) -> None:
-        await self._clock.sleep(pause)
+        failures = await self._pause(node, pause, failures)
         self.restarts[node.name] = self.restarts.get(node.name, 0) + 1
         self.restarted(node.name)
         try:
             await self._start(node, failures=failures)
         except ShoalError as error:
             self._fail(error)
+
+    async def _pause(self, node: ProcessNode, pause: float, failures: int) -> int:
+        """Wait before a process is started again, also for its port. Returns how many failures there were in a row."""
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                await self._wait_free(node)
+            except UnavailableError as error:
+                failures += 1
+                pause = RESTART_BACKOFF.plain_delay(failures)
+                log.warning("%s; it is tried again in %g s", error.message, pause)
+            else:
+                return failures
 
     def _fail(self, error: ShoalError) -> None:
         if not self._failed.done():
