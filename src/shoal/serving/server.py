@@ -28,7 +28,7 @@ from shoal.runtimes.process import ProcessRuntime
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.agents.roles import PROXY, RoleAgent
-from shoal.serving.config.deployment import Deployment, FreePorts, deploy, free_ports
+from shoal.serving.config.deployment import Deployment, FreePorts, Role, deploy, free_ports
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings, read_settings
 from shoal.serving.metrics import ServingMetrics
@@ -101,7 +101,7 @@ def make_deployment(
     deployment = deploy(read_settings(options.conf), read_environment(environ), take_ports=take_ports)
     problems: list[Problem] = []
     hints: list[str] = []
-    for check in (find_program, find_proxy, lambda found: _check_tree(found, options)):
+    for check in (find_program, find_proxy, lambda found: _check_tree(found, options), _check_replica_id):
         try:
             check(deployment)
         except InvalidError as error:
@@ -121,6 +121,14 @@ def _check_tree(deployment: Deployment, options: ServeOptions) -> None:
         rule = f"is required with deploy_type {deployment.deploy_type}, which does not serve everything by itself"
         hint = "--control names a control plane whose tree is used instead of ZooKeeper's"
         raise InvalidError([problem("zk_servers", None, rule)], hint=hint)
+
+
+def _check_replica_id(deployment: Deployment) -> None:
+    """Refuse replicas without a number: the tree gives one to agents that run an entry only. Raises `InvalidError`."""
+    has_replicas = deployment.settings.agent_version == 1
+    if has_replicas and deployment.replica_id < 0 and not deployment.servers_of(Role.ENTRY):
+        rule = f"or REPLICA_ID is required with deploy_type {deployment.deploy_type}, and differs on each machine"
+        raise InvalidError([problem("MY_POD_NAME", None, rule)])
 
 
 async def run_serving(

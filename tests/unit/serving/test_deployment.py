@@ -110,12 +110,26 @@ def test_the_shard(in_file, env, expected):
         (None, {"TCE_CLUSTER": "a/b"}, "TCE_CLUSTER", "must not contain"),
         (None, {"MY_POD_NAME": "a:b"}, "MY_POD_NAME", "must not contain"),
         (None, {"TCE_INTERNAL_IDC": ".."}, "TCE_INTERNAL_IDC", "must not"),
+        (None, {"MY_HOST_IP": "10.0.0.1:8500"}, "MY_HOST_IP", "must be an address or the name of a host"),
+        (None, {"MY_HOST_IP": "two words"}, "MY_HOST_IP", "must be an address or the name of a host"),
+        (None, {"MY_POD_IP": "[]"}, "MY_POD_IP", "must be an address or the name of a host"),
+        (None, {"MY_POD_IP": "0.0.0.0"}, "MY_POD_IP", "must be an address that peers can call"),
+        (None, {"MY_HOST_IPV6": "[::]"}, "MY_HOST_IPV6", "must be an address that peers can call"),
+        (None, {"MY_HOST_IPV6": "10.0.0.1"}, "MY_HOST_IPV6", "must be an IPv6 address"),
     ],
 )
 def test_a_bad_environment(in_file, env, field, rule):
     with pytest.raises(InvalidError) as caught:
         made(ServingSettings(**BASE, deploy_type="ps", num_shard=in_file), **env)
     assert any(each.field == field and rule in each.rule for each in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [("10.0.0.1", "10.0.0.1"), ("node-1.lan", "node-1.lan"), ("fd00::1", "fd00::1"), ("[fd00::1]", "fd00::1")],
+)
+def test_the_address_that_peers_are_told(given, host):
+    assert made(MIXED, MY_HOST_IP=given).advertised_host == host
 
 
 @pytest.mark.parametrize(

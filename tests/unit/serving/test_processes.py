@@ -13,7 +13,7 @@ from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import DeadlineError, InvalidError, UnavailableError
 from shoal.serving.config.deployment import Role, deploy
 from shoal.serving.config.environment import read_environment
-from shoal.serving.config.settings import ServingSettings
+from shoal.serving.config.settings import ServingSettings, read_settings
 from shoal.serving.processes.commands import (
     Program,
     checked_command,
@@ -80,6 +80,20 @@ def test_a_unified_server_looks_at_its_file_by_itself_too():
     archon = flags(settings, Role.UNIFIED, ARCHON, TCE_PSM="p.s.m")
     assert archon["conf_file"] == "conf/service.conf"
     assert archon["archon_entry_to_ps_rpc_timeout"] == "200"
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("", "1000000"),
+        ("load_retry_interval_micros 2 * 1000 * 1000", "2000000"),
+        ("load_retry_interval_micros 60 * 1000 * 1000", None),  # as a model server does without the flag
+    ],
+)
+def test_a_unified_server_tries_bad_models_again_soon_unless_the_file_says_otherwise(tmp_path, line, flag):
+    conf = tmp_path / "agent.conf"
+    conf.write_text(f"bzid g\ndeploy_type unified\nagent_version 3\n{line}\n")
+    assert flags(read_settings(str(conf)), Role.UNIFIED).get("load_retry_interval_micros") == flag
 
 
 def test_a_server_with_archon_gets_its_flags():
@@ -177,10 +191,17 @@ class Runners:
     def __init__(self) -> None:
         self.machine = FakeMachine(SystemClock())
         self.open: set[int] = {1}
+        self.foreign: set[int] = set()
+        #: The ports that were asked about before a start.
+        self.asked: list[int] = []
 
     def make(self, on_exit: OnExit = OnExit.RESTART, *, seed: int = 0) -> ProcessRunner:
         async def listens(port: int) -> bool:
             return port in self.open
+
+        async def is_taken(port: int) -> bool:
+            self.asked.append(port)
+            return port in self.foreign
 
         return ProcessRunner(
             FakeRuntime(self.machine),
@@ -188,6 +209,7 @@ class Runners:
             entropy=SeededEntropy(seed),
             on_exit=on_exit,
             listens=listens,
+            is_taken=is_taken,
         )
 
 
@@ -243,6 +265,42 @@ async def test_a_process_that_ends_at_once_ends_the_wait(runners):
     runners.machine.kill(runners.machine.alive("ps")[0].run_id)
     with pytest.raises(UnavailableError):
         await starting
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_a_port_of_another_program_is_not_taken_for_ours(runners):
+    runner = runners.make()
+    await runner.open()
+    runners.foreign.add(1)
+    with pytest.raises(UnavailableError, match="another program listens on its port 1"):
+        await runner.start(node("ps"), timeout=500)
+    assert runners.machine.alive("ps") == []
+    assert not runner.is_running("ps")
+    # One that goes in time is waited for.
+    runners.asked.clear()
+    starting = asyncio.ensure_future(runner.start(node("ps"), timeout=500))
+    await until(lambda: runners.asked)
+    runners.foreign.clear()
+    await starting
+    assert len(runners.machine.alive("ps")) == 1
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_a_restart_waits_for_the_port(runners, caplog):
+    runner = runners.make()
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+    runners.foreign.add(1)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await until(lambda: "another program listens on its port 1; it is tried again in 1 s" in caplog.text)
+    await until(lambda: "another program listens on its port 1; it is tried again in 2 s" in caplog.text)
+    assert runners.machine.alive("ps") == []
+    runners.foreign.clear()
+    await until(lambda: runner.is_running("ps"))
+    assert runner.restarts == {"ps": 1}
+    runner.raise_if_failed()
     await runner.stop_all()
 
 

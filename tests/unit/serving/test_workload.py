@@ -121,6 +121,11 @@ def test_programs_and_the_tree_are_checked_at_once(tmp_path):
             {"MONOLITH_TFS_BINARY": "/no/such/program"},
             "MONOLITH_TFS_BINARY: must name a program that exists",
         ),
+        (
+            "bzid g\ndeploy_type ps\nbase_name m\nbase_path /x\nzk_servers h:1\n",
+            {},
+            "MY_POD_NAME: or REPLICA_ID is required with deploy_type ps",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_line_or_its_variable(tmp_path, conf, env, said):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.core.errors import InvalidError, Problem, problem
+from shoal.wire.addresses import Address, parse_address
 
 #: By number: 0 is PORT, 2 is PORT2. PORT1 belongs to the file distribution of the platform.
 _PORTS = {0: "PORT", **{number: f"PORT{number}" for number in range(2, 11)}}
@@ -86,9 +87,9 @@ def read_environment(env: Mapping[str, str]) -> Environment:
         replica_id=reading.integer("REPLICA_ID"),
         dense_service_index=reading.integer("DENSE_SERVICE_IDX") or 0,
         ports={number: port for number, port in ports.items() if port is not None},
-        host_ip=reading.text("MY_HOST_IP"),
-        host_ipv6=reading.text("MY_HOST_IPV6").strip("[]"),
-        pod_ip=reading.text("MY_POD_IP"),
+        host_ip=reading.host("MY_HOST_IP"),
+        host_ipv6=reading.host("MY_HOST_IPV6", is_ipv6=True),
+        pod_ip=reading.host("MY_POD_IP"),
         pod_name=reading.text("MY_POD_NAME") or reading.text("SHOAL_WORKLOAD_ID"),
         cpu_limit=reading.number("MY_CPU_LIMIT"),
         memory_limit=int(reading.number("MY_MEM_LIMIT")),
@@ -119,6 +120,22 @@ class _Reading:
         if text and not all(text.partition(":")):
             self.problems.append(problem(name, None, "must be user:password"))  # its value is a secret
         return text
+
+    def host(self, name: str, *, is_ipv6: bool = False) -> str:
+        """A host that peers can call, an IPv6 address without its brackets."""
+        text = self.text(name)
+        host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        rule = "must be an address or the name of a host, without a port"
+        try:
+            is_wildcard = bool(text) and parse_address(str(Address(host, 1))).is_wildcard
+        except InvalidError:
+            self.problems.append(problem(name, text, rule))
+        else:
+            if is_wildcard:
+                self.problems.append(problem(name, text, "must be an address that peers can call"))
+            elif host and is_ipv6 and ":" not in host:
+                self.problems.append(problem(name, text, "must be an IPv6 address"))
+        return host
 
     def integer(self, name: str, *, least: int = 0, most: int = 2**63 - 1) -> int | None:
         text = self.text(name)

@@ -18,6 +18,7 @@ from typing import Any
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import unknown_field
 from shoal.discovery.servers import parse_servers
+from shoal.discovery.store import check_path
 from shoal.serving.config.text import Entry, read_entries
 from shoal.serving.expressions import evaluate_number
 from shoal.serving.filters import parse_filter
@@ -43,6 +44,7 @@ class ModelServerSettings:
     num_load_threads: int = 0
     num_unload_threads: int = 0
     max_num_load_retries: int = 5
+    #: With `agent_version` 3 a second: `LAYOUT_RETRY_MICROS`.
     load_retry_interval_micros: int = 60 * 1000 * 1000
     file_system_poll_wait_seconds: int = 1
     flush_filesystem_caches: bool = True
@@ -230,6 +232,8 @@ def _rules(key: str, value: Any) -> Iterator[str]:
         yield NAME_RULE
     if key == "layout_filters":
         parse_filter(value)
+    if key == "layout_pattern" and not _is_path(value):
+        yield "must be the name of a layout, or its absolute path in the tree"
     if key == "zk_servers":
         parse_servers(value)
 
@@ -240,6 +244,15 @@ NAME_RULE = "must not contain / or :, and must not be . or .."
 def is_name(text: str) -> bool:
     """Whether a text can be one part of a path in the tree."""
     return bool(text) and not {"/", ":", "\0"} & set(text) and text not in {".", ".."} and text.isprintable()
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text can be a path in the tree, or the end of one."""
+    try:
+        check_path(text if text.startswith("/") else f"/{text}")
+    except InvalidError:
+        return False
+    return text != "/"
 
 
 def _to_bool(text: str) -> bool:
