@@ -95,6 +95,8 @@ class FakeEngine:
         self.images = {"test:1"}
         self.pulls: dict[str, FakePull] = {}
         self.containers: dict[str, FakeContainer] = {}
+        #: The process id that it tells of every container that runs.
+        self.pid = 0
         self.faults: list[Fault] = []
         #: Every call, as `METHOD /path`.
         self.calls: list[str] = []
@@ -223,7 +225,7 @@ class FakeEngine:
 
     def _about(self, container: FakeContainer, call: str, params: Mapping[str, str]) -> tuple[int, Any]:
         if call == "GET json":
-            return 200, _details(container)
+            return 200, _details(container, self.pid)
         if call == "POST start":
             if container.state == "running":
                 return 304, None
@@ -320,7 +322,7 @@ def _summary(container: FakeContainer) -> dict[str, Any]:
     }
 
 
-def _details(container: FakeContainer) -> dict[str, Any]:
+def _details(container: FakeContainer, pid: int) -> dict[str, Any]:
     is_running = container.state == "running"
     return {
         "Id": container.id,
@@ -331,7 +333,7 @@ def _details(container: FakeContainer) -> dict[str, Any]:
             "Status": container.state,
             "Running": is_running,
             "Paused": False,
-            "Pid": 0,
+            "Pid": pid if is_running else 0,
             "ExitCode": container.exit_code,
             "StartedAt": _ZERO_TIME if container.state == "created" else _SOME_TIME,
             "FinishedAt": _SOME_TIME if container.state == "exited" else _ZERO_TIME,

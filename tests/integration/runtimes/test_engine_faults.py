@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -406,3 +407,12 @@ async def test_two_agents_share_an_engine_without_seeing_each_other(tmp_path: Pa
     finally:
         for each in runtimes:
             await each.close()
+
+
+async def test_a_process_of_this_machine_is_not_taken_for_one_of_an_engine_elsewhere(
+    opened, engine: FakeEngine
+) -> None:
+    engine.pid = os.getpid()
+    runtime = await opened()
+    assert (await runtime.start(request())).pid == os.getpid()
+    assert await runtime.usage(RunId("web-1")) is None

@@ -62,7 +62,7 @@ from shoal.runtimes.container.engine.connection import Connect, EngineConnection
 from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.images import ImagePulls
 from shoal.runtimes.container.memory_kills import MemoryKills
-from shoal.runtimes.container.records import RunRecords
+from shoal.runtimes.container.records import RunRecords, is_process_of
 from shoal.runtimes.guard.client import Guard
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter, add_up
@@ -331,7 +331,8 @@ class ComposeRuntime:
             if run is None or run.end is not None:
                 return None if run is None else run.info
             if not run.ended_by:
-                run = await self._put(dataclasses.replace(run, ended_by=EndedBy.STOP))
+                run = dataclasses.replace(run, ended_by=EndedBy.STOP)
+                await asyncio.to_thread(self._records.note, run)
             ended = await self._stop_and_end(self._connection.engine(), run)
         return ended.info
 
@@ -428,11 +429,12 @@ class ComposeRuntime:
         self._guard.extend([member.container_id for run in runs for member in run.members], until)
 
     async def usage(self, run_id: RunId) -> Usage | None:
-        """What the services of a run use together; None when it does not run."""
+        """What the services of a run use together; None when it does not run, or not on this machine."""
         run = self._records.runs.get(run_id)
         if run is None or run.end is not None:
             return None
-        readings = [await self._meter.read(member) for member in run.members if member.pid]
+        seen = [member for member in run.members if is_process_of(member.pid, member.container_id, run_id)]
+        readings = [await self._meter.read(member) for member in seen]
         return add_up(readings) if readings else None
 
     async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
@@ -540,7 +542,7 @@ class ComposeRuntime:
         await self._put(run)
         for member in run.members:
             if member.pid:
-                self._memory.watch(RunId(member.container_id), member.pid)
+                self._memory.watch(member.run_id, member.pid, member.container_id)
         await self._output.begin(api, run)
         return run
 

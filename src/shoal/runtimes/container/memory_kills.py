@@ -27,11 +27,11 @@ class MemoryKills:
         self._watched: dict[RunId, tuple[int, Path]] = {}
         self._signals: dict[RunId, int] = {}
 
-    def watch(self, run_id: RunId, pid: int) -> None:
+    def watch(self, run_id: RunId, pid: int, container_id: str) -> None:
         """Begin with a run whose main process has this pid. Does nothing where it cannot be watched."""
         if run_id in self._watched:
             return
-        directory = _memory_group(pid, self._root)
+        directory = _memory_group(pid, container_id, self._root)
         if directory is None:
             return
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -77,9 +77,9 @@ class MemoryKills:
                 self._signals[run_id] += os.eventfd_read(event)
 
 
-def _memory_group(pid: int, root: Path) -> Path | None:
-    """The v1 memory group of a process."""
+def _memory_group(pid: int, container_id: str, root: Path) -> Path | None:
+    """The v1 memory group of a container. None if the process is another one: the engine may count elsewhere."""
     for place in cgroups.read_memberships(root, pid=pid):
-        if place.version == 1 and "memory" in place.controllers and place.directory != place.top:
+        if place.version == 1 and "memory" in place.controllers and container_id in str(place.directory):
             return place.directory
     return None

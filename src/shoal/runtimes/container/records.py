@@ -1,8 +1,9 @@
 """What the agent remembers of runs in an engine: one small file per run, until the run is forgotten.
 
 The engine knows a container only while it exists. An ended run, and one whose container somebody else removed, is known
-from here. Owned by the container and the compose runtime. Calls block, and raise `UnavailableError` for a disk that
-does not take or give what it should.
+from here. A full disk keeps no run from its end: a record is overwritten where it lies, and a new one takes the place
+of a spare file. Owned by the container and the compose runtime. Calls block, and raise `UnavailableError` for a disk
+that does not take or give what it should.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from shoal.core.clock import from_epoch_ms
-from shoal.core.disk.durable import replace_file
+from shoal.core.disk.durable import sync_path, write_and_sync
 from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import RunId, WorkloadId
@@ -25,10 +26,18 @@ from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase
 from shoal.runtimes.cgroups import read_memberships
 from shoal.runtimes.container.health import readiness_of
+from shoal.runtimes.guard.process import belongs
+from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper.files import write_whole
 
 log = logging.getLogger(__name__)
 
-_RECORD, _MARK = ".json", ".starting"
+_RECORD, _MARK, _SPARE = ".json", ".starting", ".spare"
+#: How many runs can be started on a full disk before one is forgotten.
+SPARES = 8
+_SPARE_BYTES = 8192
+#: What the end of a run may add to its record, besides its last output.
+_ROOM = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,16 @@ class RunEnd:
 def groups_of(pid: int) -> tuple[str, ...]:
     """The directories of the groups that a process is in, except the topmost."""
     return tuple(str(place.directory) for place in read_memberships(pid=pid) if pid and place.directory != place.top)
+
+
+def is_process_of(pid: int, container_id: str, run_id: str) -> bool:
+    """Whether a process of this machine is one of a container: an engine elsewhere counts in numbers of its own.
+
+    Its groups say so, and where containers have none, the variable that it was started with.
+    """
+    return bool(pid) and (
+        belongs(pid, (container_id,)) or f"SHOAL_RUN_ID={run_id}".encode() in procfs.read_environ(pid)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +139,11 @@ class StoredRun(Protocol):
         """Its name."""
         ...
 
+    @property
+    def last_output(self) -> str:
+        """The end of what it printed."""
+        ...
+
 
 R = TypeVar("R", bound=StoredRun)
 
@@ -146,6 +170,10 @@ class RunRecords(Generic[R]):
                 log.warning("the record %s of a run cannot be read: %s", path.name, error)
             else:
                 self.runs[run.run_id] = run
+        with contextlib.suppress(OSError):
+            for number in range(SPARES):
+                if len(self._spares()) < SPARES:
+                    write_whole(self._directory / f"{number}{_SPARE}", b" " * _SPARE_BYTES)
 
     def mark(self, run_id: RunId) -> None:
         """Note that a run is being started. Until it is stored, or known not to be there, `is_in_use` says so."""
@@ -167,24 +195,60 @@ class RunRecords(Generic[R]):
         self._left.clear()
 
     def put(self, run: R) -> None:
-        """Store a run."""
+        """Store a run. On a full disk an ended one is stored without its last output, the only part that is large."""
         try:
-            replace_file(
-                self._directory / f"{run.run_id}{_RECORD}", json.dumps(dataclasses.asdict(cast("Any", run))).encode()
-            )
+            try:
+                self._write(run)
+            except OSError:
+                if not run.last_output:
+                    raise
+                self._write(dataclasses.replace(cast("Any", run), last_output=""))
         except OSError as error:
             raise UnavailableError(f"run {run.run_id} cannot be written down: {error}") from error
         if run.run_id not in self.runs:
             self.unmark(run.run_id)
         self.runs[run.run_id] = run
 
-    def drop(self, run_id: RunId) -> None:
-        """Forget a run."""
+    def note(self, run: R) -> None:
+        """Store what nothing has to wait for. On a disk that takes nothing it is known until the agent restarts."""
         try:
-            (self._directory / f"{run_id}{_RECORD}").unlink(missing_ok=True)
+            self.put(run)
+        except UnavailableError as error:
+            log.warning("%s", error.message)
+            self.runs[run.run_id] = run
+
+    def drop(self, run_id: RunId) -> None:
+        """Forget a run. Its file becomes a spare when there are too few of them."""
+        path = self._path(run_id)
+        try:
+            if path.exists() and len(self._spares()) < SPARES:
+                path.replace(path.with_suffix(_SPARE))
+            else:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise UnavailableError(f"the record of run {run_id} cannot be removed: {error}") from error
         self.runs.pop(run_id, None)
+
+    def _write(self, run: R) -> None:
+        content, path = json.dumps(dataclasses.asdict(cast("Any", run))).encode(), self._path(run.run_id)
+        try:
+            write_whole(path, content + b" " * _ROOM)
+        except OSError:
+            if path.exists():
+                write_whole(path, content)
+                return
+            spare = next((each for each in self._spares() if each.stat().st_size >= len(content)), None)
+            if spare is None:
+                raise
+            write_and_sync(spare, content.ljust(spare.stat().st_size))
+            spare.replace(path)
+            sync_path(path.parent)
+
+    def _path(self, run_id: RunId) -> Path:
+        return self._directory / f"{run_id}{_RECORD}"
+
+    def _spares(self) -> list[Path]:
+        return sorted(self._directory.glob(f"*{_SPARE}"))
 
 
 def run_from_json(text: bytes) -> ContainerRun:

@@ -46,7 +46,7 @@ from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.files import write_files
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.output import OutputCopies
-from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, run_from_json
+from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, is_process_of, run_from_json
 from shoal.runtimes.container.starting import Starter
 from shoal.runtimes.container.states import end_of, has_started, is_running, millis
 from shoal.runtimes.guard.client import Guard
@@ -250,9 +250,9 @@ class ContainerRuntime:
             yield piece
 
     async def usage(self, run_id: RunId) -> Usage | None:
-        """What a run uses now; None when it does not run."""
+        """What a run uses now; None when it does not run, and for one whose processes are not on this machine."""
         run = self._records.runs.get(run_id)
-        if run is None or run.end is not None or not run.pid:
+        if run is None or run.end is not None or not is_process_of(run.pid, run.container_id, run_id):
             self._meter.forget(run_id)
             return None
         return await self._meter.read(run)
@@ -385,7 +385,7 @@ class ContainerRuntime:
 
     async def _follow_run(self, api: EngineApi, run: ContainerRun) -> None:
         """Watch a container that runs, unless that is done already."""
-        self._memory.watch(run.run_id, run.pid)
+        self._memory.watch(run.run_id, run.pid, run.container_id)
         await self._output.begin(api, run.run_id, run.workload_id, run.container_id)
         if run.at_most_one and self._guard.seconds_left(run.container_id) is None and not run.ended_by:
             # Its guards are gone with an earlier agent, and nobody knows its deadline.
@@ -558,7 +558,7 @@ class ContainerRuntime:
         async with self._writer_of(run_id):
             run = self._records.runs.get(run_id)
             if run is not None and run.end is None and not run.ended_by:
-                await self._put(dataclasses.replace(run, ended_by=by))
+                await asyncio.to_thread(self._records.note, dataclasses.replace(run, ended_by=by))
 
     async def _put(self, run: ContainerRun) -> None:
         """Store a run. Called by its only writer."""

@@ -13,7 +13,8 @@ from shoal.core.ids import RunId
 from shoal.runtimes.container.memory_kills import MemoryKills
 from tests.unit.runtimes.test_cgroups import V1_MOUNTS, V2_MOUNTS, tree
 
-GROUP = "/sys/fs/cgroup/memory/machine/web"
+CONTAINER = "web"
+GROUP = f"/sys/fs/cgroup/memory/machine/{CONTAINER}"
 WEB, PID = RunId("web-1"), 42
 
 
@@ -57,8 +58,8 @@ def kernel_signals(root: Path, times: int) -> None:
 async def test_one_signal_of_a_group_that_is_gone_is_its_end(
     root: Path, kills: MemoryKills, signals: int, is_gone: bool, ran_out: bool
 ) -> None:
-    kills.watch(WEB, PID)
-    kills.watch(WEB, PID)  # it is watched once
+    kills.watch(WEB, PID, CONTAINER)
+    kills.watch(WEB, PID, CONTAINER)  # it is watched once
     kernel_signals(root, signals)
     if is_gone:
         shutil.rmtree(root / GROUP.lstrip("/"))
@@ -70,15 +71,21 @@ async def test_one_signal_of_a_group_that_is_gone_is_its_end(
 async def test_what_cannot_be_watched_has_not_run_out(root: Path, kills: MemoryKills) -> None:
     (root / GROUP.lstrip("/") / "memory.oom_control").unlink()
     before = open_files()
-    kills.watch(WEB, PID)
-    kills.watch(RunId("gone-1"), 43)
+    kills.watch(WEB, PID, CONTAINER)
+    kills.watch(RunId("gone-1"), 43, CONTAINER)
     assert not kills.has_run_out(WEB)
     assert open_files() == before
+
+
+async def test_the_group_of_another_process_is_not_watched(root: Path, kills: MemoryKills) -> None:
+    """An engine elsewhere counts in numbers of its own: here the number is that of a stranger."""
+    kills.watch(WEB, PID, "db")
+    assert (root / GROUP.lstrip("/") / "cgroup.event_control").read_text() == ""
 
 
 async def test_under_cgroups_v2_the_engine_is_asked(tmp_path: Path) -> None:
     host = {f"/proc/{who}/mountinfo": V2_MOUNTS for who in ("self", PID)}
     root = tree(tmp_path, {**host, f"/proc/{PID}/cgroup": "0::/machine/web\n"})
     kills = MemoryKills(root=root)
-    kills.watch(WEB, PID)
+    kills.watch(WEB, PID, CONTAINER)
     assert not kills.ran_out(WEB)
