@@ -421,11 +421,25 @@ def test_what_the_control_plane_finds_wrong_is_bad_input_too(control, capsys, tm
         failure_reason=pb.INVALID_SPEC,
         problems=[FieldProblem(field="spec.type", value="'x'", rule="must be y"), FieldProblem(field="a", rule="b")],
     )
-    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO)], capsys)
+    path = spec(tmp_path, TWO)
+    outcome = run_cli(control, ["apply", "-f", path], capsys)
     assert outcome.code == 2
     assert outcome.stderr == (
-        "applied before the error: web\nerror: spec.type: must be y (got 'x')\nerror: a: b\n"
+        f"applied before the error: web\nerror: {path}:5: spec.type: must be y (got 'x')\nerror: {path}:5: a: b\n"
         "\nhint: `shoal schema process` prints every field and its rule\n"
+    )
+
+
+def test_a_revision_that_is_used_says_what_to_do(control, capsys, tmp_path):
+    rule = "workload 'web' has it with another spec; a changed spec needs a new one"
+    control.refuse["web"] = pb.ApplyWorkloadResponse(
+        success=False,
+        failure_reason=pb.INVALID_SPEC,
+        problems=[FieldProblem(field="revision_id", value="r1", rule=rule)],
+    )
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB)], capsys)
+    assert (
+        outcome.stderr.splitlines()[-1] == "hint: leave `revision` out of the file: then each spec gets one of its own"
     )
 
 

@@ -146,7 +146,8 @@ def test_logs_of_several_go_on_when_one_has_none(labelled, capsys):
     [
         (["logs"], "WORKLOAD: is required"),
         (["logs", "web", "-l", "app=web"], "-l: must not be given together"),
-        (["logs", "-l", "app=nobody"], "workload 'selector app=nobody' not found"),
+        (["logs", "-l", "app=nobody"], "error: no workload has the labels app=nobody"),
+        (["logs", "-l", "app=nobody", "--group", "g"], "has the labels app=nobody and is in group g"),
         (["logs", "-l", "a b"], "-l: must be terms such as app=web"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -14,8 +14,10 @@ from shoal.core.errors import (
     DeniedError,
     UnavailableError,
 )
+from shoal.core.ids import NodeId
 from shoal.model.documents import read_document
 from shoal.model.views import PlannedPlacement
+from shoal.model.workloads import Rejection
 from tests.unit.cli.scripted import (
     GROUP,
     WEB,
@@ -160,6 +162,20 @@ def test_describe_shows_everything_about_one(control, capsys):
     assert re.search(r"placed because +it was applied", outcome.stdout)
     assert re.search(r"constraint +gpu exists", outcome.stdout)
     assert run_cli(control, ["describe", "nobody"], capsys).code == 1
+
+
+def test_describe_of_one_that_no_node_can_take_says_what_each_node_lacks(control, capsys):
+    lacking = (Rejection(NodeId("node-1"), "cpu", "need 60000 have 900 millicores of cpu"),)
+    control.workloads["web"] = dataclasses.replace(
+        control.workloads["web"], spec=read_document(yaml.safe_load(WEB)).spec, assigned_node_id=""
+    )
+    control.placements["web"] = PlannedPlacement("web", "", "unchanged", rejections=lacking)
+    placement = run_cli(control, ["describe", "web"], capsys).stdout.partition("\nplacement\n")[2].partition("\n\n")[0]
+    assert [line.split(maxsplit=1) for line in placement.splitlines() if "placed because" not in line] == [
+        ["node", "none"],
+        ["nodes", "that fit  none"],
+        ["not", "node-1      need 60000 have 900 millicores of cpu"],
+    ]
 
 
 def test_describe_without_an_agent_shows_the_output_that_was_reported(control, capsys):

@@ -130,6 +130,10 @@ class AgentDatabase:
         """Run `query`; it changes nothing."""
         return await self._run(lambda: query(self._connected()))
 
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run `work` in the database's thread: it may wait for the disk that the database is on."""
+        return await self._run(work)
+
     async def keep_room(self) -> None:
         """Allocate the reserve again after it was used. Does nothing while the disk is full."""
         await self._run(self._keep_room)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.agent.store.database import AgentDatabase
-from shoal.core.errors import ShoalError
+from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import WorkloadId
 from shoal.model.workloads import Body, FailureReason
 from shoal.runtimes.base import RunError
@@ -34,11 +34,18 @@ class Vault:
         self._key_file = database.path.parent / KEY_FILE
         self._sealed: dict[WorkloadId, bytes] = {}
         self._sealer: Sealer | None = None
+        #: Why the key could not be read when the stored secrets were.
+        self._key_trouble: ShoalError | None = None
 
     async def open(self) -> None:
         """Read the stored secrets. Those of unknown workloads are dropped: their command was refused or never came."""
         await self._database.write(_drop_strays)
         self._sealed = await self._database.read(_load)
+        if self._sealed:
+            try:
+                await self._open_sealer()
+            except ShoalError as error:
+                self._key_trouble = error
 
     async def keep(self, workload_id: WorkloadId, body: Body, values: Mapping[str, bytes]) -> bool:
         """Store the values that came with a command, and return whether values changed.
@@ -50,10 +57,13 @@ class Vault:
                 await self._database.write(lambda connection: forget(connection, workload_id))
                 self.drop(workload_id)
             return False
-        if not values or self._opened(workload_id) == values:
+        if not values:
+            return False
+        sealer = await self._open_sealer()
+        if self._opened(workload_id) == values:
             return False
         text = json.dumps({name: base64.b64encode(value).decode("ascii") for name, value in values.items()})
-        sealed = self._open_sealer().seal(text.encode(), purpose=_purpose(workload_id))
+        sealed = sealer.seal(text.encode(), purpose=_purpose(workload_id))
         await self._database.write(lambda connection: _put(connection, workload_id, sealed))
         self._sealed[workload_id] = sealed
         return True
@@ -86,14 +96,17 @@ class Vault:
         sealed = self._sealed.get(workload_id)
         if sealed is None:
             return {}
-        text = self._open_sealer().open(sealed, purpose=_purpose(workload_id))
+        if self._sealer is None:
+            raise self._key_trouble or NotFoundError("file", str(self._key_file))
+        text = self._sealer.open(sealed, purpose=_purpose(workload_id))
         return {name: base64.b64decode(value) for name, value in json.loads(text).items()}
 
-    def _open_sealer(self) -> Sealer:
+    async def _open_sealer(self) -> Sealer:
+        """The sealer. Its key is read in a thread, and made there for a first secret."""
         if self._sealer is None:
             from shoal.wire.trust.sealing import Sealer, load_or_make_key
 
-            self._sealer = Sealer(load_or_make_key(self._key_file))
+            self._sealer = Sealer(await self._database.call(lambda: load_or_make_key(self._key_file)))
         return self._sealer
 
 

@@ -20,7 +20,7 @@ from shoal.cli.connection import session
 from shoal.cli.connection.options import START, Json, OptionalTimeout, Recursive, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
-from shoal.core.errors import NotFoundError, ShoalError
+from shoal.core.errors import InvalidError, NotFoundError, ShoalError
 from shoal.model.documents import Document, WorkloadDocument
 
 if TYPE_CHECKING:
@@ -136,10 +136,13 @@ def _warn_of_unbounded_disks(documents: Sequence[LocatedDocument[Document]]) -> 
 
 async def _apply_one(control: ControlPlane, located: LocatedDocument[Document]) -> list[Applied]:
     document = located.document
-    if isinstance(document, WorkloadDocument):
-        outcome = await control.apply(document)
-        return [Applied(document.id, "", outcome.outcome, outcome.revision_id, outcome.generation)]
-    group = await control.apply_group(document)
+    try:
+        if isinstance(document, WorkloadDocument):
+            outcome = await control.apply(document)
+            return [Applied(document.id, "", outcome.outcome, outcome.revision_id, outcome.generation)]
+        group = await control.apply_group(document)
+    except InvalidError as error:
+        raise located.located(error) from None
     return [
         Applied(view.workload_id, document.id, group.outcome, view.revision_id, view.generation)
         for view in group.members

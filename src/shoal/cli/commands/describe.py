@@ -74,7 +74,7 @@ async def _show_placement(control: ControlPlane, view: WorkloadView, known: tupl
     if view.spec is not None and view.desired_state == DesiredState.RUNNING:
         with contextlib.suppress(ShoalError):
             (planned,) = (await control.plan([document_of(view)])).placements
-            if planned.node_id == view.assigned_node_id:
+            if planned.node_id and planned.node_id == view.assigned_node_id:
                 rows.append(("why", preview.why_node(planned)))
             rows.append(("nodes that fit", ", ".join(each.node_id for each in planned.scores) or "none"))
             rows += [(f"not {each.node_id}", each.message) for each in planned.rejections]

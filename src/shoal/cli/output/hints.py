@@ -66,6 +66,8 @@ def _for_invalid(error: ShoalError) -> str:
     fields = [each.field for each in error.problems] if isinstance(error, InvalidError) else []
     if command.get() == "shoal service apply" and not any(field.startswith("-") for field in fields):
         return "docs/services.md has every field of a service; `shoal schema process` those of its workload"
+    if fields and all(field.endswith("revision_id") for field in fields):
+        return "leave `revision` out of the file: then each spec gets one of its own"
     if command.get() == "shoal apply" and not any(field.startswith("-") for field in fields):
         return "`shoal schema process` prints every field and its rule"
     return f"`{command.get()} --help` shows what can be given"

@@ -43,7 +43,7 @@ class ClusterSecrets:
         given_key: the key as text, from the environment.
         shared: other control planes use the same store, so all of them must have the same key.
         clock: for the dates.
-        threads: where the key file is written; the loop's own threads unless given.
+        threads: where the key file is read and written; the loop's own threads unless given.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class ClusterSecrets:
             if self._shared and not self._given_key:
                 raise PreconditionError(
                     "secrets on a database that control planes share need a key that is given to all of them",
-                    hint=self._way_to_share(secrets),
+                    hint=await self._way_to_share(secrets),
                 )
-            trouble = self._trouble_with(secrets)
+            trouble = await self._trouble_with(secrets)
             if trouble:
                 raise PreconditionError(trouble, hint=self._way_out())
             stored = {secret.name: secret for secret in secrets}
@@ -85,7 +85,7 @@ class ClusterSecrets:
                 raise ExhaustedError(f"there are {MOST_SECRETS} secrets already", limit=MOST_SECRETS)
             record = SecretRecord(
                 name=name,
-                sealed=(await self._make_sealer()).seal(value, purpose=_purpose(name)),
+                sealed=(await self._open_sealer(may_make=True)).seal(value, purpose=_purpose(name)),
                 created_at=known.created_at if known is not None else now,
                 updated_at=now,
                 revision=known.revision + 1 if known is not None else 1,
@@ -109,7 +109,7 @@ class ClusterSecrets:
 
     async def key_trouble(self) -> str:
         """What keeps this control plane from opening the secrets there are; empty when nothing does."""
-        return self._trouble_with(await self._ledger.store.secrets())
+        return await self._trouble_with(await self._ledger.store.secrets())
 
     async def records(self) -> tuple[SecretRecord, ...]:
         """Every secret, sealed."""
@@ -122,7 +122,7 @@ class ClusterSecrets:
             if known is None:
                 raise NotFoundError("secret", name, hint="`shoal secret list` shows those there are")
             users = self._users(name)
-            if users and not self._trouble_with((known,)):
+            if users and not await self._trouble_with((known,)):
                 more = f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else ""
                 raise PreconditionError(
                     f"secret {name!r} is used by {', '.join(users[:_SHOWN])}{more}",
@@ -154,39 +154,39 @@ class ClusterSecrets:
         for name in sorted(wanted):
             if name not in stored:
                 raise NotFoundError("secret", name, hint=f"set it with `shoal secret set {name}`")
-        trouble = self._trouble_with([stored[name] for name in wanted])
+        trouble = await self._trouble_with([stored[name] for name in wanted])
         if trouble:
             raise PreconditionError(trouble, hint=self._way_out())
-        sealer = self._open_sealer()
+        sealer = await self._open_sealer()
         return {name: sealer.open(stored[name].sealed, purpose=_purpose(name)) for name in wanted}
-
-    async def _make_sealer(self) -> Sealer:
-        """The sealer. Its key is made, in a thread, for a first secret."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._open_sealer(may_make=True))
 
     def _users(self, name: str) -> list[str]:
         workloads = self._ledger.fleet.workloads.values()
         return sorted(record.workload_id for record in workloads if name in named_by(record))
 
-    def _open_sealer(self, *, may_make: bool = False) -> Sealer:
-        """The sealer. Raises `NotFoundError` when there is no key; one is made only for a first secret."""
+    async def _open_sealer(self, *, may_make: bool = False) -> Sealer:
+        """The sealer. Its key is read in a thread. Raises `NotFoundError` without one; a first secret makes one."""
         if self._sealer is None:
-            from shoal.wire.trust.sealing import Sealer, load_key, load_or_make_key, parse_key
+            from shoal.wire.trust.sealing import Sealer
 
-            if self._given_key:
-                key = parse_key(self._given_key, name="SHOAL_SECRET_KEY")
-            else:
-                key = load_or_make_key(self._key_file) if may_make else load_key(self._key_file)
-            self._sealer = Sealer(key)
+            loop = asyncio.get_running_loop()
+            self._sealer = Sealer(await loop.run_in_executor(self._threads, lambda: self._read_key(may_make=may_make)))
         return self._sealer
 
-    def _trouble_with(self, secrets: Sequence[SecretRecord]) -> str:
+    def _read_key(self, *, may_make: bool) -> bytes:
+        from shoal.wire.trust.sealing import load_key, load_or_make_key, parse_key
+
+        if self._given_key:
+            return parse_key(self._given_key, name="SHOAL_SECRET_KEY")
+        return load_or_make_key(self._key_file) if may_make else load_key(self._key_file)
+
+    async def _trouble_with(self, secrets: Sequence[SecretRecord]) -> str:
         if not secrets:
             return ""
         from shoal.wire.trust.sealing import mark_of
 
         try:
-            mark = self._open_sealer().mark
+            mark = (await self._open_sealer()).mark
         except NotFoundError:
             return f"the store has sealed secrets but their key is missing: no {self._key_file}"
         except ShoalError as error:
@@ -194,9 +194,11 @@ class ClusterSecrets:
         foreign = sum(mark_of(secret.sealed) != mark for secret in secrets)
         return f"{foreign} of {len(secrets)} secrets were sealed with another key than this one" if foreign else ""
 
-    def _way_to_share(self, secrets: Sequence[SecretRecord]) -> str:
+    async def _way_to_share(self, secrets: Sequence[SecretRecord]) -> str:
         one = (
-            f"that in {self._key_file}" if secrets and not self._trouble_with(secrets) else "`openssl rand -base64 32`"
+            f"that in {self._key_file}"
+            if secrets and not await self._trouble_with(secrets)
+            else "`openssl rand -base64 32`"
         )
         return f"start every control plane on this database with the same SHOAL_SECRET_KEY ({one})"
 

@@ -90,7 +90,7 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
                 problem(
                     "revision_id",
                     requested.revision,
-                    "is stored with another spec already; a changed spec needs a new one",
+                    f"workload {requested.workload_id!r} has it with another spec; a changed spec needs a new one",
                 )
             ]
         )

@@ -1,8 +1,8 @@
 """Encryption at rest, for values that must not lie readable on any disk: AES-256-GCM with a key in a file of its own.
 
 What is sealed is bound to what it is for: a sealed value that somebody moves to another place does not open there. It
-says which key it was sealed with, so that a wrong key is told from a damaged value. Called by
-`shoal.control.trust.secrets` and `shoal.agent.store.vault`.
+says which key it was sealed with, so that a wrong key is told from a damaged value. Called by `shoal.control.trust`
+(secrets, job_keys), `shoal.agent.store.vault` and `shoal.runtimes.compose.previous`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import os
+import threading
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -25,6 +26,8 @@ KEY_RULE = f"must be the base64 of {KEY_BYTES} bytes, such as `openssl rand -bas
 _FORM = b"\x01"
 _MARK_BYTES = 8
 _NONCE_BYTES = 12
+#: Held while a key is made. One process owns each directory with keys.
+_making = threading.Lock()
 
 
 class Sealer:
@@ -83,11 +86,12 @@ def load_key(path: Path) -> bytes:
 
 
 def load_or_make_key(path: Path) -> bytes:
-    """The key of a file; a new one is made, for us alone, where there is none."""
-    try:
-        return load_key(path)
-    except NotFoundError:
-        key = os.urandom(KEY_BYTES)
-        make_private_directory(path.parent)
-        write_private(path, base64.b64encode(key) + b"\n")
-        return key
+    """The key of a file; a new one is made, for us alone, where there is none. Threads that ask at once get one key."""
+    with _making:
+        try:
+            return load_key(path)
+        except NotFoundError:
+            key = os.urandom(KEY_BYTES)
+            make_private_directory(path.parent)
+            write_private(path, base64.b64encode(key) + b"\n")
+            return key

@@ -6,12 +6,19 @@ import asyncio
 
 import pytest
 
+from shoal.agent.store import intents
+from shoal.agent.store.database import AgentDatabase
+from shoal.agent.store.vault import Vault
+from shoal.core.disk.private_files import read_private
 from shoal.core.errors import InvalidError, UnavailableError
 from shoal.model.workloads import FailureReason, ProcessSpec
 from shoal.runtimes.base import RunError
 from shoal.testing.runtimes import FakeScript
+from shoal.testing.threads import WatchedThreads
 from shoal.wire.methods import NODE_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
+from shoal.wire.trust import sealing
+from tests.unit.agent.making import intent
 from tests.unit.agent.scene import scene
 
 pytestmark = pytest.mark.looptime
@@ -203,3 +210,24 @@ async def test_a_lost_key_is_reported_and_the_next_command_repairs_it(tmp_path):
         await apply(it, agent)
         await asyncio.sleep(120)
         assert it.machine.alive("w")
+
+
+async def test_the_key_is_read_and_made_in_a_thread(tmp_path, monkeypatch):
+    threads, at_work = WatchedThreads(), []
+
+    def read(path):
+        at_work.append(threads.at_work)
+        return read_private(path)
+
+    monkeypatch.setattr(sealing, "read_private", read)
+    body = ProcessSpec(("sleep",), env_from_secrets={"PASSWORD": "db"})
+    for keeps in (True, False):
+        database = AgentDatabase(tmp_path, threads=threads)
+        await database.open()
+        await database.write(lambda c: intents.put_intent(c, intent(workload_id="w")))
+        vault = Vault(database)
+        await vault.open()
+        assert await vault.keep("w", body, {"db": VALUE}) is keeps
+        assert vault.values("w", body) == {"db": VALUE}
+        await database.close()
+    assert at_work == [True, True]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 
 import pytest
 
 from shoal.control.trust import secrets
 from shoal.control.trust.secrets import ClusterSecrets
+from shoal.core.disk.private_files import read_private
 from shoal.core.errors import (
     ExhaustedError,
     InternalError,
@@ -18,10 +20,12 @@ from shoal.core.errors import (
     UnavailableError,
 )
 from shoal.testing.control import ControlKit
+from shoal.testing.threads import WatchedThreads
 from shoal.wire.methods import AgentControl, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as pb
-from shoal.wire.trust.sealing import Sealer, load_or_make_key, parse_key
+from shoal.wire.trust import sealing
+from shoal.wire.trust.sealing import Sealer, load_key, load_or_make_key, parse_key
 
 pytestmark = pytest.mark.looptime
 
@@ -234,6 +238,39 @@ async def test_another_key_is_told_from_damage(kit, tmp_path):
     with pytest.raises(InternalError):
         sealer.open(b"", purpose="secret 'a'")
     assert (tmp_path / "k1" / "secret.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_threads_that_ask_for_a_first_key_at_once_get_the_same(tmp_path, monkeypatch):
+    path, keys = tmp_path / "secret.key", []
+    write = sealing.write_private
+
+    def write_late(*given):
+        if not second.ident:
+            second.start()
+            second.join(0.2)  # without a lock it makes a key of its own meanwhile
+        write(*given)
+
+    second = threading.Thread(target=lambda: keys.append(load_or_make_key(path)))
+    monkeypatch.setattr(sealing, "write_private", write_late)
+    keys.append(load_or_make_key(path))
+    second.join()
+    assert set(keys) == {load_key(path)}
+    assert len(keys) == 2
+
+
+async def test_the_key_is_read_and_made_in_a_thread(kit, monkeypatch):
+    book, threads, at_work = kit.plane.leadership.cluster_secrets, WatchedThreads(), []
+    monkeypatch.setattr(book, "_threads", threads)
+
+    def read(path):
+        at_work.append(threads.at_work)
+        return read_private(path)
+
+    monkeypatch.setattr(sealing, "read_private", read)
+    await set_secret(kit)
+    monkeypatch.setattr(book, "_sealer", None)
+    assert await book.key_trouble() == ""
+    assert at_work == [True, True]
 
 
 @pytest.mark.parametrize("text", ["", "hunter2", base64.b64encode(b"h" * 31).decode(), "ß" * 44])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.model.selectors import parse_selector
 from shoal.model.views import WorkloadView
 
@@ -17,7 +17,7 @@ ForOne = Callable[[str], Coroutine[Any, Any, int]]
 
 
 async def choose(control: ControlPlane, names: Sequence[str], *, selector: str = "", group: str = "") -> list[str]:
-    """The ids of the chosen workloads. Raises `InvalidError` without a choice, `NotFoundError` for an empty one."""
+    """The ids of the chosen workloads. Raises `InvalidError` without a choice, `PreconditionError` for an empty one."""
     if names and (selector or group):
         flag = "-l" if selector else "--group"
         raise InvalidError([problem(flag, selector or group, "must not be given together with ids of workloads")])
@@ -27,8 +27,9 @@ async def choose(control: ControlPlane, names: Sequence[str], *, selector: str =
         raise InvalidError([problem("WORKLOAD", None, "is required: an id, -l SELECTOR or --group GROUP")])
     found = [view.workload_id for view in await select(control, selector=selector, group=group)]
     if not found:
-        what = " and ".join([*([f"selector {selector}"] if selector else []), *([f"group {group}"] if group else [])])
-        raise NotFoundError("workload", what, hint="`shoal workload list` shows all of them with their labels")
+        words = [*([f"has the labels {selector}"] if selector else []), *([f"is in group {group}"] if group else [])]
+        hint = "`shoal workload list` shows all of them with their labels"
+        raise PreconditionError(f"no workload {' and '.join(words)}", hint=hint)
     return found
 
 

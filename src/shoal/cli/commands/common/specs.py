@@ -59,6 +59,11 @@ class LocatedDocument(Generic[D]):
         """file:line, for messages."""
         return f"{self.source}:{self.line}"
 
+    def located(self, error: InvalidError) -> InvalidError:
+        """The same error of the control plane, with the place of this document in front of each field."""
+        problems = [dataclasses.replace(each, field=f"{self.place}: {each.field}") for each in error.problems]
+        return InvalidError(problems, hint=error.hint)
+
 
 @overload
 def read_specs(paths: Sequence[str], *, recursive: bool = False) -> list[LocatedDocument[Document]]: ...
