@@ -179,7 +179,8 @@ class EmbeddingTable:
             How many different ids there were.
 
         Raises:
-            InvalidError: shapes, types or times are wrong, or gradients are not finite. The table is unchanged.
+            InvalidError: shapes, types or times are wrong, or gradients are not finite, or larger than 1e15. The
+                table is unchanged.
             ExhaustedError: there is no memory for new ids. Some of the ids may have been updated.
         """
         if self.settings.kind is not TableKind.TRAINING:
@@ -196,7 +197,7 @@ class EmbeddingTable:
                 job = self._jobs.add_up(keys, times, values, parts)
                 self._workers.run(job.words)
                 if job.broken and self.settings.not_finite is NotFinite.FAIL:
-                    rule = f"must be finite; {job.broken} of the ids have gradients that are not"
+                    rule = f"must be from -1e15 to 1e15; {job.broken} of the ids have gradients that are not"
                     raise InvalidError([problem("gradients", None, rule)])
                 self.layout.admission[filters.A_BATCH] += 1
                 self._jobs.apply(job, rates, step)

@@ -57,14 +57,14 @@ def adagrad(o, w, s, g, rate, step):
 def dynamic_wd_adagrad(o, w, s, g, rate, step):
     decay = o.weight_decay
     if o.dynamic:
-        share = math.exp(-(step - s["last_update_step"]) / o.temperature)
+        share = math.exp(-max(0, step - s["last_update_step"]) / o.temperature)
         decay *= share if o.flip else 1 - share
     used = g if o.decoupled else g + decay * w
     n = s["norm"] + used * used
     moved = rate * used / math.sqrt(n) if n > 0 else 0.0
     if o.decoupled:
         moved += rate * decay * w
-    return w - moved, {"norm": n, "last_update_step": step}
+    return w - moved, {"norm": n, "last_update_step": max(step, s["last_update_step"])}
 
 
 def adam(o, w, s, g, rate, step):
@@ -138,7 +138,8 @@ def moving_average(o, w, s, g, rate, step):
 
 
 def batch_softmax(o, w, s, g, rate, step):
-    return (1 - rate) * w + rate * (step - s["global_step"]), {"global_step": step}
+    last = s["global_step"]
+    return (1 - rate) * w + rate * max(0, step - last), {"global_step": max(step, last)}
 
 
 RULES = {

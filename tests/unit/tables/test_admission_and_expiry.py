@@ -75,10 +75,11 @@ def test_thresholds_by_slot() -> None:
     assert [sum(column) for column in zip(*seen, strict=True)] == [4, 6, 2]
 
 
-def test_without_a_filter_a_threshold_does_nothing() -> None:
-    table = table_with(AdmissionSettings(FilterKind.NONE, 5))
-    push(table, [1])
-    assert len(table) == 1
+@pytest.mark.parametrize("admission", [AdmissionSettings(threshold=5), AdmissionSettings(slot_thresholds={3: 1})])
+def test_a_threshold_without_a_filter_is_refused(admission: AdmissionSettings) -> None:
+    with pytest.raises(InvalidError, match=r"admission\.filter: must be sliding, .* because there is a threshold"):
+        table_with(admission)
+    assert len(table_with(AdmissionSettings(slot_thresholds={3: 0}))) == 0
 
 
 def test_an_id_in_the_table_is_not_counted_and_an_assigned_one_is_not_asked() -> None:
@@ -247,11 +248,12 @@ def test_a_sweep_in_parts_finds_everything_and_a_row_is_used_again() -> None:
     assert (table.lookup(np.arange(5000)) == 1.0).all()  # nothing of the previous owners of the rows is left
 
 
-def test_gradients_that_are_not_finite() -> None:
-    bad = [[1.0], [float("nan")], [float("inf")], [2.0]]
+@pytest.mark.parametrize("wrong", [(float("nan"), float("inf")), (-float("inf"), 1.1e15), (-1.1e15, 3e38)])
+def test_gradients_that_are_not_finite_or_too_large(wrong: tuple[float, float]) -> None:
+    bad = [[1.0], [wrong[0]], [wrong[1]], [2.0]]
     failing = table_with()
     push(failing, [1])
-    with pytest.raises(InvalidError, match="gradients: must be finite; 2 of the ids"):
+    with pytest.raises(InvalidError, match="gradients: must be from -1e15 to 1e15; 2 of the ids"):
         failing.apply([1, 2, 3, 4], bad)
     assert len(failing) == 1
     assert failing.lookup([1]).tolist() == [[1.0]]

@@ -92,20 +92,27 @@ def states_of(table: EmbeddingTable, number: int) -> list[dict[str, list[float]]
     return found
 
 
-def run(optimizer, dim: int, slices: tuple[SliceSettings, ...], number: int, begin: float) -> None:
+def run(
+    optimizer,
+    dim: int,
+    slices: tuple[SliceSettings, ...],
+    number: int,
+    begin: float,
+    steps: tuple[int, ...] = tuple(range(2, 2 * STEPS + 2, 2)),
+) -> None:
     generator = np.random.default_rng(7)
     table = EmbeddingTable(TableSettings(slices, shards=1))
     width = table.settings.dim
     start = sum(each.dim for each in slices[:number])
     weights, state = [begin] * dim, first_state(optimizer, dim)
-    for step in range(1, STEPS + 1):
+    for time, step in enumerate(steps):
         gradient = generator.normal(size=width).astype(np.float32)
-        if step == 3:
+        if time == 2:
             gradient[:] = 0
-        table.apply([42], gradient[None], step=step * 2)
+        table.apply([42], gradient[None], step=step)
         own = [float(each) for each in gradient[start : start + dim]]
-        rate = slices[number].rate_at(step * 2)
-        weights, state = RULES[optimizer.kind](optimizer, weights, state, own, rate, step * 2)
+        rate = slices[number].rate_at(step)
+        weights, state = RULES[optimizer.kind](optimizer, weights, state, own, rate, step)
         np.testing.assert_allclose(table.lookup([42])[0, start : start + dim], weights, rtol=2e-5, atol=2e-6)
         found = states_of(table, number)[0]
         assert found.keys() == state.keys()
@@ -138,6 +145,24 @@ def test_equals_the_scalar_rule_with_a_schedule(optimizer) -> None:
     dim = 1 if isinstance(optimizer, BatchSoftmax) else 2
     falling = ExponentialRate(0.2, 0.5, 4)
     run(optimizer, dim, (SliceSettings(dim, initializer=Zeros(), optimizer=optimizer, learning_rate=falling),), 0, 0.0)
+
+
+@pytest.mark.parametrize("optimizer", CASES, ids=repr)
+def test_equals_the_scalar_rule_with_late_updates(optimizer) -> None:
+    """Workers push at their own pace, so that an update may be of an earlier step than the one before it."""
+    slices = (SliceSettings(1, initializer=Constant(0.25), optimizer=optimizer),)
+    run(optimizer, 1, slices, 0, 0.25, steps=(1000, 400, 1001, 0, 1001, 2000))
+
+
+@pytest.mark.parametrize("optimizer", CASES, ids=repr)
+@pytest.mark.parametrize("dim", [1, 32])
+def test_the_largest_gradients_keep_the_weights_finite(optimizer, dim: int) -> None:
+    dim = 1 if isinstance(optimizer, BatchSoftmax) else dim
+    table = EmbeddingTable(TableSettings((SliceSettings(dim, optimizer=optimizer),)))
+    for step, size in enumerate((1e15, -1e15, 1.0, 1e15, 0.0, -1.0)):
+        table.apply([1], np.full((1, dim), size), step=step)
+        assert np.isfinite(table.lookup([1])).all()
+    assert len(table) == 1
 
 
 def test_a_gradient_of_zero_on_an_empty_accumulator_changes_nothing() -> None:

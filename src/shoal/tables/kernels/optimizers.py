@@ -68,6 +68,16 @@ def _set_step(address: int, step: int) -> None:
 
 
 @helper
+def _pass_step(address: int, step: int) -> int:
+    """Note the step of an update. Returns the steps since the last one; 0 for a late update, of an earlier step."""
+    last = _get_step(address)
+    if step <= last:
+        return np.int64(0)
+    _set_step(address, step)
+    return step - last
+
+
+@helper
 def _sgd(w: Any, g: Any, rate: Any) -> None:
     for i in range(w.size):
         w[i] -= rate * g[i]
@@ -96,10 +106,10 @@ def _momentum(w: Any, s: Any, g: Any, rate: Any, p: Any) -> None:
 def _dynamic_adagrad(w: Any, s: Any, g: Any, rate: Any, p: Any, address: int, step: int) -> None:
     decay, decoupled = p[1], p[2] != _0
     last = address + np.int64(w.size) * 4
+    passed = _pass_step(last, step)
     if p[3] != _0:
-        share = math.exp(-np.float64(step - _get_step(last)) / np.float64(p[4]))
+        share = math.exp(-np.float64(passed) / np.float64(p[4]))
         decay *= np.float32(share if p[5] != _0 else 1.0 - share)
-    _set_step(last, step)
     for i in range(w.size):
         weight = w[i]
         grad = g[i] if decoupled else g[i] + decay * weight
@@ -198,7 +208,7 @@ def _group_adagrad(w: Any, s: Any, g: Any, rate: Any, p: Any) -> None:
         w[i] = z
         length += z * z
     length = _root(length)
-    shrink = _0 if length <= l2 or length <= _0 else -step * (length - l2) / length
+    shrink = _0 if length <= l2 or length <= _0 else -step * (_1 - l2 / length)
     for i in range(w.size):
         w[i] *= shrink
 
@@ -211,8 +221,7 @@ def _moving_average(w: Any, g: Any, p: Any) -> None:
 
 @helper
 def _batch_softmax(w: Any, rate: Any, address: int, step: int) -> None:
-    w[0] = (_1 - rate) * w[0] + rate * np.float32(step - _get_step(address))
-    _set_step(address, step)
+    w[0] = (_1 - rate) * w[0] + rate * np.float32(_pass_step(address, step))
 
 
 @helper

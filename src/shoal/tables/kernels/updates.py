@@ -50,6 +50,8 @@ from shoal.tables.kernels.places import (
 )
 
 _LOW = np.int64(0xFFFFFFFF)
+#: A larger gradient counts as one that is not finite: sums of squares of such ones leave the range of float32.
+_MOST = np.float32(1e15)
 
 
 @helper
@@ -210,13 +212,13 @@ def sum_gradients(
 
 @helper
 def drop_not_finite(sums: Any, count: int, counts: Any) -> int:
-    """Mark the gradients that are not finite with a count of 0. Returns how many there are."""
+    """Mark the gradients that are not finite, or too large, with a count of 0. Returns how many there are."""
     found = 0
     for i in range(count):
-        total = np.float32(0)
+        good = 0
         for j in range(sums.shape[1]):
-            total += sums[i, j] - sums[i, j]
-        if total != 0:
+            good += 1 if abs(sums[i, j]) <= _MOST else 0
+        if good < sums.shape[1]:
             counts[i] = 0
             found += 1
     return found

@@ -55,7 +55,7 @@ class FilterKind(enum.StrEnum):
 
 
 class NotFinite(enum.StrEnum):
-    """What happens to a batch with gradients that are infinite or not a number."""
+    """What happens to a batch with gradients that are no number, infinite, or larger than 1e15."""
 
     FAIL = "fail"
     """The batch is refused, and the table is as before."""
@@ -104,6 +104,13 @@ class AdmissionSettings:
     #: Ids that the sliding filter remembers at most, and in how many parts it forgets them.
     capacity: Annotated[int, Range(1, 2**36)] = 1 << 20
     splits: Annotated[int, Range(2, 64)] = 7
+
+    def extra_problems(self, at: str) -> list[Problem]:
+        """A threshold needs a filter that counts."""
+        if self.filter is not FilterKind.NONE or not (self.threshold or any(self.slot_thresholds.values())):
+            return []
+        rule = "must be sliding, probabilistic or probabilistic_equal, because there is a threshold"
+        return [problem(_at(at, "filter"), self.filter, rule)]
 
 
 @dataclass(frozen=True, slots=True)
