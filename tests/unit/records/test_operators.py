@@ -328,3 +328,80 @@ def test_operators_are_composed_and_take_slices():
     ))  # fmt: skip
     assert column(operator, made, "actions") == [[2, 9], [1, 2, 9]]
     assert run(operator, made.slice(0, 0)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: FilterByFids(("a",), filter_fids=(1 << 63,)), "filter_fids"),
+        (lambda: FilterByFids(("a",), select_slots=(fids.V2_SLOTS,)), "select_slots"),
+        (lambda: FilterByFids(("a",), has_actions=(1 << 31,)), "has_actions"),
+        (lambda: AddAction(FilterByValue("n", Comparison.GT, (2,)), 1 << 31), "action"),
+        (lambda: AddLabel(()), "tasks"),
+        (lambda: AddLabel((TaskLabel((1, 1 << 40)),)), r"tasks\[0\]"),
+        (lambda: AddLabel((TaskLabel((1,), sample_rate=2.0),)), r"tasks\[0\]"),
+        (lambda: ScatterLabel({}), "places"),
+        (lambda: ScatterLabel({3: -1}), "places"),
+        (lambda: ScatterLabel({3: 1 << 40}), "places"),
+        (lambda: MultiLabel({"a": 0.5}), "heads"),
+        (lambda: MultiLabel({3: 0}, tasks=1 << 40), "tasks"),
+        (lambda: MultiLabel({3: 0}, action_priority=(-1 << 40,)), "action_priority"),
+        (lambda: NegativeSample(0.5, label_index=-1), "label_index"),
+        (lambda: NegativeSample(0.5, drop_rate_of_action={1: math.nan}), "drop_rate"),
+        (lambda: SpecialStrategy({1 << 31: Strategy()}), "strategies"),
+        (lambda: SpecialStrategy({1: Strategy(sample_rate=1.5)}), "sample_rate"),
+        (lambda: Reweight({1: ActionWeight(-1, 1.0)}, (1,)), "weight"),
+        (lambda: Reweight({1 << 31: ActionWeight(1, 1.0)}, ()), "actions"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(make, field):
+    with pytest.raises(InvalidError, match=rf"^{field}: (must|the rate must)"):
+        make()
+
+
+@pytest.mark.parametrize("key", [1 << 63, "a", 1.5])
+def test_a_key_that_a_column_cannot_have_is_refused(key):
+    with pytest.raises(InvalidError, match="chnid: must be a value of a column of int64"):
+        run(ScatterLabel({key: 0}), batch(chnid=[3]))
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "expected"),
+    [(Comparison.GT, (1,), [3]), (Comparison.ANY, (4, 9), [1, 3]), (Comparison.ALL, (3, 4), [3]),
+     (Comparison.DIFF, (1, 4), [3]), (Comparison.IN, (1,), [1])],
+)  # fmt: skip
+def test_lists_of_one_length_are_filtered_by_their_values(op, operands, expected):
+    kind = pa.list_(pa.int64(), 2)
+    made = pa.record_batch({"n": [0, 1, 3], "a": pa.array([[0, 0], [1, 4], [3, 4]], kind)}).slice(1)
+    assert column(FilterByValue("a", op, operands), made, "n") == expected
+
+
+@pytest.mark.parametrize("operand", [1 << 70, 1.5, "a"])
+@pytest.mark.parametrize("op", [Comparison.IN, Comparison.NOT_IN])
+def test_an_operand_that_a_column_cannot_have_is_refused(op, operand):
+    with pytest.raises(InvalidError, match="operands of n"):
+        run(FilterByValue("n", op, (operand,)), batch(n=[1]))
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "expected"),
+    [(Comparison.EQ, (1.5,), []), (Comparison.NEQ, (1.5,), [0, 1, 2]), (Comparison.LT, (1.5,), [0, 1]),
+     (Comparison.GE, (1.5,), [2]), (Comparison.EQ, (1.0,), [1]), (Comparison.BETWEEN, (0.5, 1.5), [1]),
+     (Comparison.GT, (math.nan,), [])],
+)  # fmt: skip
+def test_whole_numbers_are_compared_with_fractions(op, operands, expected):
+    assert column(FilterByValue("n", op, operands), batch(n=[0, 1, 2]), "n") == expected
+
+
+@pytest.mark.parametrize("additive", [True, False])
+def test_rows_do_not_become_more_than_a_batch_may_have(additive):
+    operator = Reweight({1: ActionWeight(1 << 20, 1.0)}, (2,), additive)
+    made = batch(pre_actions=[[]], actions=[[2, *[1] * 40]], label=[[1.0]])
+    with pytest.raises(InvalidError, match="must make at most 16777216 rows of a batch"):
+        run(operator, made)
+
+
+def test_pairs_of_a_batch_are_bounded():
+    many = list(range(12_000))
+    with pytest.raises(InvalidError, match="c: must have at most 134217728 pairs in a batch, and has 144000000"):
+        run(CombineFeatures("a", "b", 6, "c"), batch(a=[many], b=[many]))

@@ -98,6 +98,7 @@ def run(
     slices: tuple[SliceSettings, ...],
     number: int,
     begin: float,
+    *,
     steps: tuple[int, ...] = tuple(range(2, 2 * STEPS + 2, 2)),
 ) -> None:
     generator = np.random.default_rng(7)

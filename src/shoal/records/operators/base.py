@@ -83,17 +83,36 @@ def column_of(batch: Any, name: str) -> Any:
     return batch.column(index)
 
 
+def is_list(kind: Any) -> bool:
+    """Whether a column has lists, of any length or of one."""
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def splits_of(column: Any) -> NDArray[np.int64]:
+    """Where the values of each row begin and end in those of a list column."""
+    if pa.types.is_fixed_size_list(column.type):
+        return np.arange(len(column) + 1, dtype=np.int64) * column.type.list_size
+    # The offsets of a slice do not begin at zero.
+    offsets: NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
+    return offsets - offsets[0]
+
+
 def ragged(batch: Any, name: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """The splits and the values of a list column; each value of another column is a list of one."""
     column = column_of(batch, name)
-    if pa.types.is_list(column.type):
-        # The offsets of a slice do not begin at zero.
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        return offsets - offsets[0], column.flatten().to_numpy(zero_copy_only=False)
-    if pa.types.is_fixed_size_list(column.type):
-        size = column.type.list_size
-        return np.arange(len(column) + 1) * size, column.flatten().to_numpy(zero_copy_only=False)
+    if is_list(column.type):
+        return splits_of(column), column.flatten().to_numpy(zero_copy_only=False)
     return np.arange(len(column) + 1), column.to_numpy(zero_copy_only=False)
+
+
+def scalar_of(value: Any, kind: Any) -> Any:
+    """A value as one of a column. Raises `ValueError` for a number with a fraction where the column has whole ones.
+
+    Arrow would cut it off.
+    """
+    if pa.types.is_integer(kind) and isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is no whole number")
+    return pa.scalar(value, kind)
 
 
 def any_in_row(splits: NDArray[np.int64], flags: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from shoal.core.errors import InvalidError, problem
 from shoal.records import fids
 from shoal.records.formats.documents import DocumentFormat, load_message
-from shoal.records.operators.base import LABEL, any_in_row, column_of, filtered, has_any, ragged
+from shoal.records.operators.base import (
+    LABEL,
+    any_in_row,
+    column_of,
+    filtered,
+    has_any,
+    is_list,
+    ragged,
+    scalar_of,
+    splits_of,
+)
+from shoal.records.operators.checks import LEAST_64, MOST_64, action_problems, number_problems, refuse
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import FilterValues
 
 
@@ -39,6 +50,17 @@ class FilterByFids:
     has_actions: tuple[int, ...] = ()
     #: A row from before this time goes; in seconds.
     req_time_min: int = 0
+
+    def __post_init__(self) -> None:
+        refuse(
+            *(
+                number_problems(name, getattr(self, name), LEAST_64, MOST_64)
+                for name in ("filter_fids", "has_fids", "select_fids")
+            ),
+            number_problems("select_slots", self.select_slots, 0, fids.V2_SLOTS - 1),
+            action_problems("has_actions", self.has_actions),
+            number_problems("req_time_min", (self.req_time_min,), LEAST_64, MOST_64),
+        )
 
     def keeps(self, batch: Any, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Whether each row stays."""
@@ -138,12 +160,11 @@ class FilterByValue:
         del rng
         column = column_of(batch, self.column)
         try:
-            if not pa.types.is_list(column.type):
+            if not is_list(column.type):
                 return self._flags(column)
-            splits = column.offsets.to_numpy().astype(np.int64)
-            splits -= splits[0]
+            splits = splits_of(column)
             flags = self._of_lists(splits, column.flatten())
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidError([problem(f"operands of {self.column}", self.operands, str(error)[:200])]) from error
         return np.where(np.diff(splits) == 0, self.keep_empty, flags)
 
@@ -154,30 +175,36 @@ class FilterByValue:
         if self.op is Comparison.ALL:
             kept = np.ones(len(splits) - 1, np.bool_)
             for each in self.operands:
-                kept &= any_in_row(splits, _numpy(pc.equal(values, pa.scalar(each, values.type))))
+                kept &= any_in_row(splits, _numpy(pc.equal(values, scalar_of(each, values.type))))
             return kept
         firsts = np.minimum(splits[:-1], max(len(values) - 1, 0))
         return self._flags(values.take(pa.array(firsts))) if len(values) else np.zeros(len(splits) - 1, np.bool_)
 
     def _is_in(self, values: Any) -> NDArray[np.bool_]:
-        return _numpy(pc.is_in(values, value_set=pa.array(self.operands, values.type)))
+        wanted = pa.array([scalar_of(each, values.type).as_py() for each in self.operands], values.type)
+        return _numpy(pc.is_in(values, value_set=wanted))
 
     def _flags(self, values: Any) -> NDArray[np.bool_]:
         if self.op in _SETS:
             raise ValueError(f"{self.op.value} takes a list")
+        if self.op in {Comparison.STARTS_WITH, Comparison.ENDS_WITH, Comparison.IN, Comparison.NOT_IN}:
+            return self._is_one_of(values)
+        if pa.types.is_integer(values.type) and any(isinstance(each, float) for each in self.operands):
+            values = values.cast(pa.float64(), safe=False)
         if self.op is Comparison.BETWEEN:
-            low, high = (pa.scalar(each, values.type) for each in self.operands)
+            low, high = (scalar_of(each, values.type) for each in self.operands)
             return _numpy(pc.and_(pc.greater_equal(values, low), pc.less(values, high)))
+        return _numpy(_NUMERIC[self.op](values, scalar_of(self.operands[0], values.type)))
+
+    def _is_one_of(self, values: Any) -> NDArray[np.bool_]:
         if self.op in {Comparison.IN, Comparison.NOT_IN}:
             found = self._is_in(values)
             return found if self.op is Comparison.IN else ~found
-        if self.op in {Comparison.STARTS_WITH, Comparison.ENDS_WITH}:
-            match = pc.starts_with if self.op is Comparison.STARTS_WITH else pc.ends_with
-            kept = np.zeros(len(values), np.bool_)
-            for each in self.operands:
-                kept |= _numpy(match(values, each))
-            return kept
-        return _numpy(_NUMERIC[self.op](values, pa.scalar(self.operands[0], values.type)))
+        match = pc.starts_with if self.op is Comparison.STARTS_WITH else pc.ends_with
+        kept = np.zeros(len(values), np.bool_)
+        for each in self.operands:
+            kept |= _numpy(match(values, each))
+        return kept
 
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows that stay."""

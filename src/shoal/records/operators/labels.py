@@ -22,8 +22,10 @@ from shoal.records.operators.base import (
     has_any,
     list_column,
     ragged,
+    scalar_of,
     with_column,
 )
+from shoal.records.operators.checks import MAX_LABELS, action_problems, number_problems, place_problems, refuse
 from shoal.records.operators.filters import FilterByValue
 
 _ACTIONS = re.compile(r"(?:-?[0-9]{1,9}(?:,-?[0-9]{1,9})*)?")
@@ -86,6 +88,14 @@ class AddLabel:
     #: What `sample_rate` of the line id becomes, if it is a column.
     new_sample_rate: float = 1.0
 
+    def __post_init__(self) -> None:
+        problems = [] if self.tasks else [problem("tasks", self.tasks, "must have a task")]
+        for number, each in enumerate(self.tasks):
+            where = f"tasks[{number}]"
+            problems += each.problems(where, str(each))
+            problems += action_problems(where, (*each.pos_actions, *each.neg_actions))
+        refuse(problems)
+
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows with their labels."""
         splits, values = ragged(batch, LABEL)
@@ -125,6 +135,9 @@ class AddAction:
     condition: FilterByValue
     action: int
 
+    def __post_init__(self) -> None:
+        refuse(action_problems("action", (self.action,)))
+
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows with their actions."""
         splits, values = ragged(batch, "actions")
@@ -144,6 +157,9 @@ class ScatterLabel:
     #: The place of each value of the column.
     places: Mapping[int, int]
     column: str = "chnid"
+
+    def __post_init__(self) -> None:
+        refuse(place_problems("places", self.places.values()))
 
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows with as many labels as there are places."""
@@ -166,6 +182,13 @@ class MultiLabel:
     neg_label: float = 0.0
     #: How many labels there are; 0: as many as there are heads need.
     tasks: int = 0
+
+    def __post_init__(self) -> None:
+        refuse(
+            place_problems("heads", self.heads.values()),
+            number_problems("tasks", (self.tasks,), 0, MAX_LABELS),
+            action_problems("action_priority", self.action_priority),
+        )
 
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows with their labels."""
@@ -204,7 +227,10 @@ def _scattered(
     keys = column_of(batch, column)
     made = np.full((batch.num_rows, max(count, max(places.values()) + 1)), INVALID_LABEL, np.float32)
     for key, place in places.items():
-        rows = pc.equal(keys, pa.scalar(key, keys.type)).to_numpy(zero_copy_only=False)
+        try:
+            rows = pc.equal(keys, scalar_of(key, keys.type)).to_numpy(zero_copy_only=False)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidError([problem(column, key, f"must be a value of a column of {keys.type}")]) from error
         made[rows, place] = values[rows]
     return made
 

@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 from shoal.core.errors import InvalidError, problem
 from shoal.records import fids
 from shoal.records.operators.base import LABEL, filtered, has_any, list_column, ragged, with_column
+from shoal.records.operators.checks import MAX_LABELS, action_problems, number_problems, refuse, share_problems
+from shoal.records.parsing.rules import MAX_VALUES
+
+#: A row counts at most so often for one action, and a batch has at most so many rows afterwards.
+MAX_WEIGHT = 1 << 20
+MAX_ROWS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +33,11 @@ class NegativeSample:
     drop_rate_of_action: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for rate in (self.drop_rate, *self.drop_rate_of_action.values()):
-            if not 0 <= rate <= 1:
-                raise InvalidError([problem("drop_rate", rate, "must be from 0 to 1")])
+        refuse(
+            share_problems("drop_rate", (self.drop_rate, *self.drop_rate_of_action.values())),
+            number_problems("label_index", (self.label_index,), 0, MAX_LABELS - 1),
+            action_problems("action_priority", self.action_priority),
+        )
 
     def keeps(self, batch: Any, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Whether each row stays. A row without that label stays."""
@@ -69,6 +77,12 @@ class SpecialStrategy:
     strategies: Mapping[int, Strategy]
     #: What becomes of a row without any.
     keep_empty: bool = True
+
+    def __post_init__(self) -> None:
+        refuse(
+            action_problems("strategies", self.strategies),
+            share_problems("sample_rate", [each.sample_rate for each in self.strategies.values()]),
+        )
 
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows that stay, with their labels."""
@@ -111,6 +125,13 @@ class Reweight:
     #: Whether weights are added (Monolith's method 1) or multiplied.
     additive: bool = True
 
+    def __post_init__(self) -> None:
+        refuse(
+            action_problems("actions", self.actions),
+            action_problems("action_priority", self.action_priority),
+            number_problems("weight", [each.weight for each in self.actions.values()], 0, MAX_WEIGHT),
+        )
+
     def apply(self, batch: Any, rng: np.random.Generator) -> Any:
         """The rows, each as often as it counts."""
         del rng
@@ -136,6 +157,9 @@ class Reweight:
         label[same & (before_count > count)] *= -1
         replicas[(before == _ABSENT) & (now == _ABSENT)] = 1
         replicas[~has_label] = 0
+        if replicas.sum() > MAX_ROWS:
+            rule = f"must make at most {MAX_ROWS} rows of a batch, and makes more"
+            raise InvalidError([problem("weight", None, rule)])
         made = labels.astype(np.float32)
         made[firsts] = label[has_label]
         batch = with_column(batch, LABEL, list_column(splits, made))
@@ -165,16 +189,16 @@ class Reweight:
         # Of the actions with a priority only the most important one counts.
         ranked = np.isin(values, self.action_priority)
         counts = ~ranked | (values == np.repeat(action, sizes))
-        weights = np.full(len(values), 0 if self.additive else 1, np.int64)
+        # As floats: a product of many weights does not fit into 64 bits.
+        weights = np.full(len(values), 0.0 if self.additive else 1.0)
         for number, each in self.actions.items():
             weights[counts & (values == number)] = each.weight
-        base = (sizes > 0).astype(np.int64)
-        if self.additive:
-            sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(weights)))
-            return np.asarray(base + sums[splits[1:]] - sums[splits[:-1]])
         full = sizes > 0
-        base[full] = np.multiply.reduceat(weights, splits[:-1][full]) if full.any() else base[full]
-        return base
+        found = np.zeros(len(sizes))
+        if full.any():
+            fold, first = (np.add, 1.0) if self.additive else (np.multiply, 0.0)
+            found[full] = first + fold.reduceat(weights, splits[:-1][full])
+        return np.minimum(found, MAX_ROWS + 1).astype(np.int64)
 
 
 #: Ranks behind every priority: of a row whose actions have none, and of a row without actions.
@@ -213,6 +237,9 @@ class CombineFeatures:
         right_splits, right = ragged(batch, self.right)
         left_sizes, right_sizes = np.diff(left_splits), np.diff(right_splits)
         counts = left_sizes * right_sizes
+        if counts.sum() > MAX_VALUES:
+            rule = f"must have at most {MAX_VALUES} pairs in a batch, and has {counts.sum()}"
+            raise InvalidError([problem(self.to, None, rule)])
         splits = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         row = np.repeat(np.arange(len(counts)), counts)
         within = np.arange(len(row)) - splits[row]
