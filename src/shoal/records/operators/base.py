@@ -91,10 +91,10 @@ def is_list(kind: Any) -> bool:
 def splits_of(column: Any) -> NDArray[np.int64]:
     """Where the values of each row begin and end in those of a list column."""
     if pa.types.is_fixed_size_list(column.type):
-        return np.arange(len(column) + 1, dtype=np.int64) * column.type.list_size
+        return np.asarray(np.arange(len(column) + 1) * column.type.list_size, np.int64)
     # The offsets of a slice do not begin at zero.
-    offsets: NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
-    return offsets - offsets[0]
+    offsets = column.offsets.to_numpy()
+    return np.asarray(offsets - offsets[0], np.int64)
 
 
 def ragged(batch: Any, name: str) -> tuple[NDArray[np.int64], NDArray[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +22,18 @@ import pyarrow.parquet
 from shoal.core import files
 from shoal.core.errors import CorruptError, InvalidError, problem
 from shoal.records import fids
-from shoal.records.bad_records import BadRecords
+from shoal.records.bad_records import BadRecords, OnBad
 from shoal.records.compiling import has_numba
 from shoal.records.formats.compression import Compression, compression_of, open_source
+from shoal.records.parsing.screening import Screen
 
 #: So much of a CSV file is parsed at once.
 _BLOCK_BYTES = 1 << 20
 #: A longer line is refused: it is no CSV.
 MAX_LINE_BYTES = 64 << 20
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, IndexError)
+#: Where a line begins in its file, and its bytes with their end.
+_Line = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +143,19 @@ def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords, f
         rule = f"must be a column of {lines.path}, which has {', '.join(names)}"
         raise InvalidError([problem("column", name, rule) for name in missing])
     read = _reader(names, schema, form, fid_v1)
+    screen = Screen(names, schema, form.delimiter, form.separator)
     while True:
         offset = lines.offset
         block = lines.block()
         if not block:
             return
-        yield from _good_parts(block, read, lines.path, offset, bad)
+        try:
+            batch = read(block) if block.strip() else None
+        except _UNREADABLE:
+            yield from _rows_of_bad_block(_lines_of(block, offset), read, screen, lines.path, bad)
+            continue
+        if batch is not None and batch.num_rows:
+            yield batch
 
 
 def _reader(
@@ -175,25 +187,61 @@ def _header(line: bytes, form: CsvFormat, path: str) -> list[str]:
         raise CorruptError(path, 0, f"the first line must name the columns: {error}") from error
 
 
-def _good_parts(block: bytes, read: Callable[[bytes], Any], path: str, offset: int, bad: BadRecords) -> Iterator[Any]:
-    """The rows of some lines. Where they cannot be read, each half is read alone, down to the lines that are bad."""
+def _rows_of_bad_block(
+    lines: list[_Line], read: Callable[[bytes], Any], screen: Screen, path: str, bad: BadRecords
+) -> Iterator[Any]:
+    """The rows of lines that cannot be read together; the bad ones go to the policy, in their order."""
+    if bad.policy is OnBad.FAIL:
+        yield from _good_rows(lines, read, None, lambda line, rule: bad.meet(_refusal(path, line, rule)))
+        return
+    refused: list[tuple[_Line, str]] = []
+    yield from _good_rows(lines, read, screen, lambda line, rule: refused.append((line, rule)))
+    for line, rule in sorted(refused):
+        bad.meet(_refusal(path, line, rule), line[1])
+
+
+def _refusal(path: str, line: _Line, rule: str) -> CorruptError:
+    return CorruptError(path, line[0], f"a row must be what the schema says: {rule}")
+
+
+def _good_rows(
+    lines: list[_Line], read: Callable[[bytes], Any], screen: Screen | None, refuse: Callable[[_Line, str], None]
+) -> Iterator[Any]:
+    """The rows of some lines. Where they cannot be read together, the bad lines are found and refused.
+
+    The screen finds most of them at once; what it lets pass is read in halves, down to the lines that are bad.
+    """
+    block = b"".join(text for _, text in lines)
     if not block.strip():
         return
     try:
         batch = read(block)
-    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
-        cut = block.find(b"\n", len(block) // 2) + 1
-        if not cut or cut == len(block):
-            cut = block.rfind(b"\n", 0, len(block) // 2) + 1
-        if 0 < cut < len(block):
-            yield from _good_parts(block[:cut], read, path, offset, bad)
-            yield from _good_parts(block[cut:], read, path, offset + cut, bad)
-            return
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        bad.meet(CorruptError(path, offset, f"a row must be what the schema says: {reason}"), block)
+    except _UNREADABLE as error:
+        if len(lines) == 1:
+            refuse(lines[0], str(error).splitlines()[0][:200] if str(error) else type(error).__name__)
+        elif screen is not None:
+            problems = [screen.problem_of(text) for _, text in lines]
+            for line, rule in zip(lines, problems, strict=True):
+                if rule:
+                    refuse(line, rule)
+            left = [line for line, rule in zip(lines, problems, strict=True) if not rule]
+            yield from _good_rows(left, read, None, refuse)
+        else:
+            half = len(lines) // 2
+            yield from _good_rows(lines[:half], read, None, refuse)
+            yield from _good_rows(lines[half:], read, None, refuse)
         return
     if batch.num_rows:
         yield batch
+
+
+def _lines_of(block: bytes, offset: int) -> list[_Line]:
+    """The lines of a block, each with its offset and its end."""
+    found = []
+    for text in io.BytesIO(block):
+        found.append((offset, text))
+        offset += len(text)
+    return found
 
 
 def _read_block(

@@ -18,6 +18,7 @@ from shoal.records.bad_records import BadRecords, OnBad
 from shoal.records.parsing import tables
 from shoal.records.parsing.compiled_csv import CompiledCsv
 from shoal.records.parsing.schema import RowSchema, floats, ids, ints, texts
+from shoal.records.parsing.screening import Screen
 from shoal.records.parsing.tables import CsvFormat, read_csv, read_parquet
 
 SCHEMA = RowSchema((ids("mov"), ints("uid", size=1), floats("vec", size=2), texts("t", size=1)), weight=False).arrow
@@ -156,6 +157,76 @@ def test_bad_lines_have_their_offset_and_follow_the_policy(tmp_path, monkeypatch
     assert [each.payload for each in kept] == [b"x,1\n", b"1\n", b"1,2,3\n", b"5,"]
     content = files.read_bytes(path)
     assert [content[each.offset :].startswith(each.payload) for each in kept] == [True] * 4
+
+
+_CELLS = st.text("0127 \t+-.eExXnaNif|_()", max_size=6) | st.sampled_from(
+    [
+        "",
+        "1",
+        "-7",
+        "1|2",
+        "0.5",
+        "1e5|-.5",
+        "nan",
+        "inf|-Infinity",
+        "0x1F",
+        " 3 ",
+        "1 | 2",
+        "99999999999999999999",
+        "a",
+    ]
+)
+_KINDS = [
+    pa.int64(), pa.uint8(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.list_(pa.int64()),
+    pa.list_(pa.float32()), pa.list_(pa.uint64(), 1), pa.list_(pa.float64(), 2), pa.list_(pa.string()),
+]  # fmt: skip
+
+
+def is_row(text, names, schema, form, fid_v1):
+    try:
+        return tables._read_block(text, names=names, schema=schema, form=form, fid_v1=fid_v1).num_rows >= 0
+    except (pa.ArrowException, ValueError):
+        return False
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(_CELLS, min_size=1, max_size=4), st.data(), st.sampled_from(["|", "_", "e", ";;"]),
+    st.sampled_from(["", "\n", "\r\n"]),
+)  # fmt: skip
+def test_what_the_screen_refuses_is_no_row(cells, data, separator, end):
+    wanted = {name: data.draw(st.sampled_from(_KINDS)) for name in ("a", "b")}
+    schema, names = pa.schema(list(wanted.items())), data.draw(st.permutations(["a", "b", "other"]))
+    text = ",".join(cells).encode() + end.encode()
+    fid_v1 = frozenset(name for name, kind in wanted.items() if kind in (pa.int64(), pa.list_(pa.int64())))
+    problem = Screen(names, schema, ",", separator).problem_of(text)
+    if problem:
+        for converted in (frozenset(), fid_v1):
+            form = CsvFormat(tuple(names), ",", separator)
+            assert not is_row(text, names, schema, form, converted), problem
+
+
+def test_a_file_of_bad_lines_is_read_in_one_pass(tmp_path, monkeypatch):
+    path = str(tmp_path / "f")
+    lines = [
+        f"{number}|7,{number / 2}\n" if number % 3 == 0 else ("x,1\n", "5,\n")[number % 2] for number in range(3000)
+    ]
+    files.write_atomic(path, ("a,b\n" + "".join(lines)).encode())
+    reads = []
+    reader = tables._reader
+
+    def counted(*given):
+        read = reader(*given)
+        return lambda block: reads.append(block) or read(block)
+
+    monkeypatch.setattr(tables, "_reader", counted)
+    kept = []
+    schema = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.float32())])
+    found = rows(read_csv(path, schema, bad=BadRecords(OnBad.SIDE, kept.append)))
+    assert [row["a"] for row in found] == [[number, 7] for number in range(0, 3000, 3)]
+    assert [each.payload.decode() for each in kept] == [line for line in lines if "|" not in line]
+    assert [each.offset for each in kept] == sorted({each.offset for each in kept})
+    assert len(reads) < 5, "once as they are, and once without what is bad"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
