@@ -13,7 +13,7 @@ from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import DeadlineError, InvalidError, UnavailableError
 from shoal.serving.config.deployment import Role, deploy
 from shoal.serving.config.environment import read_environment
-from shoal.serving.config.settings import ServingSettings, read_settings
+from shoal.serving.config.settings import ModelServerSettings, ServingSettings, read_settings
 from shoal.serving.processes.commands import (
     Program,
     checked_command,
@@ -24,6 +24,7 @@ from shoal.serving.processes.commands import (
 )
 from shoal.serving.processes.graph import OnExit, ProcessNode, Restart, StopAll, after_exit, start_order
 from shoal.serving.processes.runner import ProcessRunner, child_environment, describe_exit
+from shoal.testing.model_server.__main__ import FLAGS
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
 from tests.unit.serving.conftest import until
 
@@ -72,6 +73,25 @@ def test_a_setting_that_differs_is_a_flag():
     assert dense["enable_batching"] == "true"
     assert dense["platform_config_file"] == "/p"
     assert flags(settings, Role.PS)["file_system_poll_wait_seconds"] == "0"
+
+
+def other_than_default(field: dataclasses.Field[object]) -> object:
+    return {bool: not field.default, int: 77, float: 0.5}.get(type(field.default), "x")
+
+
+@pytest.mark.parametrize("role", [Role.PS, Role.DENSE, Role.ENTRY])
+def test_a_stock_model_server_knows_the_flag_of_every_setting(role):
+    changes = {field.name: other_than_default(field) for field in dataclasses.fields(ModelServerSettings)}
+    found = flags(dataclasses.replace(MIXED, **changes), role, FILE="/p").keys()
+    assert found <= FLAGS
+    batching = {"enable_batching", "batching_parameters_file"}
+    assert changes.keys() - found == {"allow_growth", "version"} | (set() if role is Role.DENSE else batching)
+
+
+def test_batching_without_dense_services_is_for_every_part():
+    settings = dataclasses.replace(MIXED, dense_alone=False, enable_batching=True, batching_parameters_file="/b")
+    for role in (Role.PS, Role.ENTRY):
+        assert flags(settings, role).items() >= {"enable_batching": "true", "batching_parameters_file": "/b"}.items()
 
 
 def test_a_unified_server_looks_at_its_file_by_itself_too():

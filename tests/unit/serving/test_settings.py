@@ -254,6 +254,7 @@ def test_a_file_that_is_no_text(tmp_path):
             "agent.conf:4: server_type",
             "must be one of",
         ),
+        (f"{LEAST}batching_parameters_file /b\n", "agent.conf:5: batching_parameters_file", "without enable_batching"),
         (f"{LEAST}rough_sort_model_name r\n", "rough_sort_model_p2p_path", "is required with rough_sort_model_name"),
     ],
 )

@@ -36,7 +36,10 @@ _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 
 @dataclass(frozen=True, slots=True)
 class ModelServerSettings:
-    """Flags of `tensorflow_model_server`. One that differs from its default is passed on."""
+    """Flags of `tensorflow_model_server`. One that differs from its default is passed on.
+
+    Two are none: `allow_growth` counts in a platform config file, and `version` is read for old files.
+    """
 
     enable_batching: bool = False
     allow_version_labels_for_unavailable_models: bool = False
@@ -298,6 +301,15 @@ def _across(values: dict[str, Any], where: Callable[[str], str]) -> Iterator[Pro
         for key in ("base_name", "base_path"):
             if not values.get(key):
                 yield problem(where(key), None, "is required with agent_version 1")
+    yield from _companions(values, where)
+
+
+def _companions(values: dict[str, Any], where: Callable[[str], str]) -> Iterator[Problem]:
+    """Keys that mean nothing without others."""
+    if values.get("batching_parameters_file") and not values.get("enable_batching"):
+        yield problem(
+            where("batching_parameters_file"), None, "is refused by model servers without enable_batching true"
+        )
     if values.get("rough_sort_model_name"):
         for key in ("rough_sort_model_local_path", "rough_sort_model_p2p_path"):
             if not values.get(key):

@@ -1,8 +1,8 @@
 """The command lines of model servers and of the proxy.
 
-A setting that differs from its default becomes a flag. The flags for archon, logging and metrics exist in one private
-build of TensorFlow Serving; any other ends at an unknown flag. So they are passed only to a program that contains their
-names. Pure, apart from `look_at_program` and `find_program`.
+A setting that differs from its default becomes a flag, if there is one of its name. The flags for archon, logging and
+metrics exist in one private build of TensorFlow Serving; any other ends at an unknown flag. So they are passed only to
+a program that contains their names. Pure, apart from `look_at_program` and `find_program`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from shoal.serving.config.settings import ModelServerSettings
 DEFAULT_PROGRAM = f"{SERVING_HOME}/bin/tensorflow_model_server"
 #: How often a model server looks at its configuration by itself; the agent tells it of changes at once.
 CONFIG_POLL_SECONDS = 60
+#: Settings that are no flags: the first belongs to the platform config file, the other would end the program.
+_NO_FLAGS = frozenset({"allow_growth", "version"})
+_BATCHING = frozenset({"enable_batching", "batching_parameters_file"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ def _archon_flags(deployment: Deployment, server: Server, program: Program) -> I
 
 def _changed_settings(deployment: Deployment, server: Server, platform_file: str) -> Iterator[tuple[str, object]]:
     settings = deployment.settings
+    batches = settings.enable_batching and (server.role is Role.DENSE or not settings.dense_alone)
     for field in dataclasses.fields(ModelServerSettings):
         value = getattr(settings, field.name)
         if field.name == "file_system_poll_wait_seconds" and server.role is Role.PS:
@@ -134,8 +138,8 @@ def _changed_settings(deployment: Deployment, server: Server, platform_file: str
         elif field.name == "platform_config_file":
             if platform_file:
                 yield field.name, platform_file
-        elif field.name == "enable_batching" and server.role is not Role.DENSE and deployment.settings.dense_alone:
-            continue  # only the dense part batches
+        elif field.name in _NO_FLAGS or (field.name in _BATCHING and not batches):
+            continue  # beside dense services no other part batches
         elif value != field.default:
             yield field.name, value
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -17,21 +16,25 @@ from pathlib import Path
 
 from shoal.core.errors import ShoalError
 from shoal.core.tasks import running, task_scope
-from shoal.serving.config.settings import ModelServerSettings
 from shoal.serving.models.configs import parse_config
 from shoal.testing.model_server.server import FakeModelServer
 from shoal.wire.sockets.channel import GrpcTransport
 
-#: Those of a stock build. Settings that differ from their default are passed on as flags of the same name.
-FLAGS = frozenset(
-    {
-        "port",
-        "rest_api_port",
-        "model_config_file",
-        "model_config_file_poll_wait_seconds",
-        *(field.name for field in dataclasses.fields(ModelServerSettings)),
-    }
-)
+#: Those of a stock build that serve.
+FLAGS = frozenset({
+    "allow_version_labels_for_unavailable_models", "batching_parameters_file", "enable_batching",
+    "enable_model_warmup", "enable_per_model_batching_parameters", "enable_profiler",
+    "enable_signature_method_name_check", "file_system_poll_wait_seconds", "flush_filesystem_caches",
+    "grpc_channel_arguments", "grpc_max_threads", "grpc_socket_path", "load_retry_interval_micros",
+    "max_num_load_retries", "model_base_path", "model_config_file", "model_config_file_poll_wait_seconds",
+    "model_name", "monitoring_config_file", "num_load_threads", "num_request_iterations_for_warmup",
+    "num_tflite_interpreters_per_pool", "num_tflite_pools", "num_unload_threads", "per_process_gpu_memory_fraction",
+    "platform_config_file", "port", "prefer_tflite_model", "remove_unused_fields_from_bundle_metagraph",
+    "rest_api_enable_cors_support", "rest_api_num_threads", "rest_api_port", "rest_api_timeout_in_ms",
+    "saved_model_tags", "ssl_config_file", "tensorflow_inter_op_parallelism", "tensorflow_intra_op_parallelism",
+    "tensorflow_session_config_file", "tensorflow_session_parallelism", "thread_pool_factory_config_file",
+    "use_alts_credentials", "xla_cpu_compilation_enabled",
+})  # fmt: skip
 
 
 def parse_flags(arguments: list[str]) -> dict[str, str]:
