@@ -35,6 +35,13 @@ def in_file(stage, pod: str = "pod-1") -> tuple[str, ...]:
     return model_names(parse_config((stage.folder / pod / "model_config.pbtxt").read_text()))
 
 
+def versions_told(models, name: str) -> list[int]:
+    """The versions that a model server was told to serve, if it has the model."""
+    if name not in models.models.names():
+        return []
+    return list(models.models.config_of(name).model_version_policy.specific.versions)
+
+
 async def bound_in_tree(stage, expected: list[str], model: str = "m") -> None:
     async with asyncio.timeout(20):
         while await stage.bindings(model) != expected:
@@ -133,7 +140,8 @@ async def test_a_model_that_cannot_be_loaded_does_not_keep_the_others(stage):
         await until(lambda: agent.bound == {"m:entry", "m:ps_0"})
 
 
-async def test_a_model_that_loads_slowly_does_not_keep_the_others(stage):
+async def test_a_model_that_loads_slowly_does_not_keep_the_others(stage, monkeypatch):
+    monkeypatch.setattr("shoal.serving.agents.layout.LOOK_SECONDS", 20.0)  # both are in the first configuration
     await stage.declare("m", "entry", "ps_0", "ps_1")
     await stage.catalog.publish("m:ps_0", "prod")
     await stage.catalog.publish("m:entry", "prod")
@@ -145,11 +153,34 @@ async def test_a_model_that_loads_slowly_does_not_keep_the_others(stage):
         await stage.catalog.publish("m:ps_1", "prod")
         await until(lambda: "m:ps_1" in agent.plan.models)
         await stage.catalog.unpublish("m:entry", "prod")
-        await until(lambda: agent.plan.models.keys() == {"m:ps_0", "m:ps_1"} and not agent.bound)
+        await until(lambda: model_names(agent.wanted_config) == ("m:ps_0", "m:ps_1") and not agent.bound)
         models.models.release("m:ps_0")
         await until(lambda: agent.bound == {"m:ps_0", "m:ps_1"})
         taken = [model_names(each) for each in models.models.applied if model_names(each)]
         assert taken == [("m:entry", "m:ps_0"), ("m:ps_0", "m:ps_1")]
+
+
+async def test_no_model_is_unloaded_before_its_binding_is_withdrawn(stage, monkeypatch):
+    """Also when the model server takes the configuration before at that very moment."""
+    await stage.declare("m", "entry", "ps_0")
+    await stage.catalog.publish("m:entry", "prod")
+    async with stage.layout_agent() as (agent, models):
+        await until(lambda: agent.bound == {"m:entry"})
+        models.models.hold("m:ps_0")
+        await stage.catalog.publish("m:ps_0", "prod")
+        await until(lambda: models.models.names() == ("m:entry", "m:ps_0"))
+        withdrawn = asyncio.Event()
+        monkeypatch.setattr(agent, "_wait_registered", withdrawn.wait)
+        await stage.catalog.unpublish("m:entry", "prod")
+        await until(lambda: not agent.bound)
+        # The reload before ends, and a model server that was started again is told anew.
+        told = len(models.models.applied)
+        models.models.release("m:ps_0")
+        agent._on_process("unified")
+        await until(lambda: len(models.models.applied) > told)
+        assert model_names(models.models.applied[-1]) == ("m:entry", "m:ps_0")
+        withdrawn.set()
+        await until(lambda: models.models.names() == ("m:ps_0",))
 
 
 async def test_a_model_without_a_version_does_not_keep_the_others(stage, monkeypatch):
@@ -276,8 +307,9 @@ async def test_latest_once_stays_after_a_restart_of_the_agent(stage):
         await stage.catalog.unpublish("m:ps_0", "prod")
         await until(lambda: not agent.bound)
         await stage.catalog.publish("m:ps_0", "prod")
+        # The model server may still serve the version of before when it is bound.
+        await until(lambda: versions_told(models, "m:ps_0") == [2])
         await until(lambda: agent.bound == {"m:ps_0"})
-        assert list(models.models.config_of("m:ps_0").model_version_policy.specific.versions) == [2]
 
 
 async def test_metrics_show_only_what_is_served(stage):

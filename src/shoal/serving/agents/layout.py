@@ -85,6 +85,8 @@ class LayoutAgent:
         self._filled: dict[SavedModel, str] = {}
         self._unread: dict[SavedModel, str] = {}
         self._plan = ModelPlan(server_config([]), {})
+        #: What the model server is told: the plan, once what it no longer has was withdrawn.
+        self._config = self._plan.config
         self._bindings = Bindings()
         self._layout_changed, self._plan_changed, self._look = Signal(), Signal(), Signal()
         self._agent_server: Server | None = None
@@ -106,6 +108,11 @@ class LayoutAgent:
     def plan(self) -> ModelPlan:
         """What it should serve now."""
         return self._plan
+
+    @property
+    def wanted_config(self) -> pb.ModelServerConfig:
+        """What the model server is told."""
+        return self._config
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -253,6 +260,7 @@ class LayoutAgent:
                 self._bindings = self._bindings.after(plan.models, {})
                 self._register()
                 await self._wait_registered()
+                self._config = plan.config
                 self._plan_changed.set()
                 self._look.set()
 
@@ -346,7 +354,7 @@ class LayoutAgent:
         while True:
             while not await self._parts.runner.listens(self._server.name):
                 await self._parts.clock.sleep(_RETRY[0])
-            config = self._plan.config
+            config = self._config
             try:
                 await self._write_config(config)  # it has read its file when it listens
             except ShoalError as error:
