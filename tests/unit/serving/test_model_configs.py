@@ -131,6 +131,22 @@ def test_a_spec(version, expected):
     assert model_spec("m", version, "predict") == made
 
 
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("\udcff",), "model"),
+        (("m", "\udcff"), "version"),
+        (("m", 2**63), "version"),
+        (("m", -1), "version"),
+        (("m", 1, "\udcff"), "signature"),
+    ],
+)
+def test_what_no_call_can_carry_is_refused(words, field):
+    with pytest.raises(InvalidError) as caught:
+        model_spec(*words)
+    assert [each.field for each in caught.value.problems] == [field]
+
+
 def test_a_file_is_sorted_and_read_back():
     config = server_config([model_config("m:ps_2", "/b"), model_config("m:entry", "/a", policy="all")])
     assert model_names(parse_config(config_text(config))) == ("m:entry", "m:ps_2")

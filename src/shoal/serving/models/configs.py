@@ -23,6 +23,7 @@ from shoal.wire.pools import TENSORFLOW
 PLATFORM = "tensorflow"
 #: A model server that has lost every model still gets this one, so that it never runs without any.
 DEFAULT_MODEL = "default"
+MAX_VERSION = 2**63 - 1
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
@@ -31,13 +32,23 @@ NewestVersion = Callable[[str], int | None]
 
 
 def model_spec(name: str, version: int | str | None = None, signature_name: str = "") -> pb.ModelSpec:
-    """A model; its version by number or by label; its signature."""
-    spec = pb.ModelSpec(name=name, signature_name=signature_name)
+    """A model; its version by number or by label; its signature. Raises `InvalidError` for what no call can carry."""
+    spec = pb.ModelSpec(name=_text(name, "model"), signature_name=_text(signature_name, "signature"))
     if isinstance(version, int):
+        if not 0 <= version <= MAX_VERSION:
+            raise InvalidError([problem("version", version, f"must be from 0 to {MAX_VERSION}")])
         spec.version.value = version
     elif version is not None:
-        spec.version_label = version
+        spec.version_label = _text(version, "version")
     return spec
+
+
+def _text(text: str, field: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidError([problem(field, text, "must be text that UTF-8 can write")]) from None
+    return text
 
 
 def model_config(

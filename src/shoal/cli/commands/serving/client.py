@@ -48,6 +48,7 @@ _COLUMNS = (
     Column("MESSAGE", least=20),
 )
 DEFAULT_TARGET = "127.0.0.1:8500"
+_MOST_DIGITS = 19
 _RELOAD_TIMEOUT = ShownDuration(minutes=10)
 _PREDICT_TIMEOUT = ShownDuration(seconds=30)
 _PROFILE_DURATION = ShownDuration(seconds=10)
@@ -88,7 +89,11 @@ def _call_with_all(target: str, work: Callable[[list[ModelServerClient]], Awaita
 
 
 def _version(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdigit() else text
+    if text is None or not (text.isascii() and text.isdigit()):
+        return text
+    if len(text) > _MOST_DIGITS:
+        raise InvalidError([problem("--version", text, f"must have at most {_MOST_DIGITS} digits")])
+    return int(text)
 
 
 @app.command("status")
@@ -164,7 +169,7 @@ def metadata(
 
     from shoal.wire.pools import TENSORFLOW
 
-    fields = field or ["signature_def"]
+    fields = [given.checked_text(each, option="--field") for each in field or ["signature_def"]]
     answer = _call(target, lambda client: client.metadata(model, fields, _version(version)))
     found: dict[str, object] = {}
     for name in sorted(answer.metadata):

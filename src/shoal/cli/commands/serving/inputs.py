@@ -129,6 +129,7 @@ class GivenInputs:
 
         if sum(map(bool, (self.rows, self.data, self.random, self.request))) != 1:
             raise InvalidError([problem("--row", None, "give rows, --data, --random, or a whole request: --request")])
+        checked_text(self.name, option="--input")
         if self.request:
             return [_read_request(self.request)]
         if self.rows:
@@ -171,10 +172,21 @@ class GivenInputs:
         return random_rows(self._kind(), rng, rows=self.batch_size, now=now, features=features)
 
 
+def checked_text(text: str, *, option: str) -> str:
+    """Return what a message can carry as text. Raises `InvalidError`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidError([problem(option, text, "must be text that UTF-8 can write")]) from None
+    return text
+
+
 def _row(text: str) -> bytes:
     from shoal.core import files
 
-    return files.read_bytes(text[1:], limit=MAX_ROW_BYTES) if text.startswith("@") else text.encode()
+    if text.startswith("@"):
+        return files.read_bytes(text[1:], limit=MAX_ROW_BYTES)
+    return text.encode(errors="surrogateescape")  # the bytes that the shell gave
 
 
 def _read_request(path: str) -> dict[str, TensorProto]:
