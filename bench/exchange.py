@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.areas import Area, Note
-from bench.figures import Figure, at_least
+from bench.flight_figures import FIGURES
 from shoal.core.clock import SystemClock
 from shoal.exchange.base import Control, End
 from shoal.exchange.inbox import Inbox
@@ -164,17 +164,7 @@ AREA = Area(
         "Two processes on one machine with Arrow Flight and TLS on both sides between them. Batches have 20,000 rows "
         "of three columns of 8 bytes. Of three turns in a run the best of each counts."
     ),
-    figures=(
-        Figure("flight", "MB/s", "A channel of the exchange, with byte credits of 16 MB."),
-        Figure("flight_bare", "MB/s", "The same batches by one `do_put` of Flight, in turn with it."),
-        Figure(
-            "flight_to_bare",
-            "×",
-            "`flight` divided by `flight_bare`.",
-            bar=at_least(0.8),
-            quotient=("flight", "flight_bare"),
-        ),
-    ),
+    figures=FIGURES,
     measure=measure,
     packages=("pyarrow",),
 )

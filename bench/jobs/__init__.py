@@ -44,11 +44,11 @@ AREA = Area(
     about=(
         "A control plane and its agents with certificates, as real processes on one machine, with the settings that\n"
         "they have by default. Jobs have checkpoints every second and, unless it says otherwise, exactly-once sinks.\n"
-        "`make bench ONLY=exchange` measures how batches go between hosts."
+        "Of `flight`, as in `make bench ONLY=exchange`, the best of three turns in a run counts."
     ),
     figures=FIGURES,
     measure=measure,
     packages=("pyarrow", "numpy", "dbos"),
     peers=(FLINK,),
-    parts={name: _part(name) for name in ("speed", "agents", "delays", "losses", "rescale", "records")},
+    parts={name: _part(name) for name in ("speed", "flight", "agents", "delays", "losses", "rescale", "records")},
 )

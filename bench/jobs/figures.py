@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.figures import Bar, Figure, at_least, at_most
+from bench.flight_figures import FIGURES as _FLIGHT
 from bench.jobs.scale import FULL
 
 ROWS = "M rows/s"
@@ -99,4 +100,4 @@ _RECORDS = (
     _ratio("records_dataflow_to_agent", "records_dataflow", "records_agent"),
 )
 
-FIGURES = (*_SPEED, *_AGENTS, *_DELAYS, *_LOSSES, *_RESCALE, *_RECORDS)
+FIGURES = (*_SPEED, *_FLIGHT, *_AGENTS, *_DELAYS, *_LOSSES, *_RESCALE, *_RECORDS)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from bench import exchange
 from bench.areas import Note
 from bench.dataflow import logs
 from bench.dataflow.kafka_job import SCHEMA, make_app
@@ -377,9 +378,16 @@ async def _rate(grown: Callable[[], int], expected: int) -> float:
     return (last - first) / (ended - began)
 
 
+async def measure_flight(scale: Scale, note: Note) -> Values:
+    """How batches go between two hosts, beside bare Flight."""
+    found = await asyncio.to_thread(exchange.measure, 0, note, exchange.Scale(batches=scale.batches))
+    return dict(found)
+
+
 #: Groups of figures that can be measured alone.
 PARTS: dict[str, Callable[[Scale, Note], Coroutine[Any, Any, Values]]] = {
     "speed": measure_speed,
+    "flight": measure_flight,
     "agents": measure_agents,
     "delays": measure_delays,
     "losses": measure_losses,

@@ -25,10 +25,12 @@ class Scale:
     #: Rows a second while something is killed.
     trickle: float = 1000
     starts: int = 3
-    #: Keys of 200 bytes in the state of the job that is rescaled.
-    keys: int = 1_200_000
+    #: Keys of 200 bytes in the state of the job that is rescaled: 240 bytes each, so 1 GB.
+    keys: int = 4_400_000
     #: Messages of the job of single records.
     messages: int = 400_000
+    #: Batches of 20,000 rows that go between two processes by Flight.
+    batches: int = 3000
 
 
 FULL = Scale()

@@ -26,6 +26,7 @@ SMALL = Scale(
     starts=1,
     keys=4000,
     messages=20_000,
+    batches=20,
 )
 MEASURED = {each.name for each in FIGURES if each.quotient is None and not each.optional}
 SKIPPED = {"cpu_4", "cpu_8"}
