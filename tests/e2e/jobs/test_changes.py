@@ -1,6 +1,7 @@
 """A dataflow job on three agents gets another width and another bundle under load: output stays exact."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -27,9 +28,15 @@ async def widths(world):
     return {step.uid: step.width for step in steps}
 
 
+def copies_read(world):
+    """Of how many state files a task host found copies, each time that it began with a checkpoint."""
+    logs = [path.read_text(errors="replace") for path in world.fleet.base_dir.rglob("*.log") if "-host-" in str(path)]
+    return [int(each) for each in re.findall(r"copies of (\d+) are here", "".join(logs))]
+
+
 async def test_it_is_rescaled_under_load(world):
     world.feed(400)
-    await world.submit(1)
+    await world.submit(1, checkpoints=f"file://{world.folder}/checkpoints")
     await world.wait_state("Running")
     await world.wait_output()
     async with world.under_load():
@@ -50,6 +57,7 @@ async def test_it_is_rescaled_under_load(world):
         await world.wait_state("Running")
         await world.wait_output(await world.wait_output())
     await world.check()
+    assert any(copies_read(world))
 
 
 async def test_it_is_upgraded_and_what_does_not_fit_is_refused_first(world):

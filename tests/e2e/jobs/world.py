@@ -196,6 +196,7 @@ class World:
         *,
         bounded: bool = False,
         does: str = "",
+        checkpoints: str = "",
         **more: Any,
     ) -> Package:
         source = TopicSource(self.input, self.broker, schema=SCHEMA, bounded=bounded)
@@ -204,9 +205,8 @@ class World:
             rows = rows.map({"boom": _boom, "die": _deadly, "eat": _hungry}[does](), schema=SCHEMA)
         sums = rows.group_by("key").window(tumbling(seconds=WINDOW / 1e6)).sum("value").uid(uid)
         sink = sums.to_sink(TopicSink(self.output, self.broker, key="key"))
-        settings = FlowSettings(
-            checkpoint=CheckpointSettings(directory=str(self.folder / "checkpoints"), interval=0.2, min_pause=0.0)
-        )
+        directory = checkpoints or str(self.folder / "checkpoints")
+        settings = FlowSettings(checkpoint=CheckpointSettings(directory=directory, interval=0.2, min_pause=0.0))
         return pack_job(prepare([sink.node]), name=self.job_id, parallelism=parallelism, settings=settings, **more)
 
     async def submit(self, parallelism: int = 2, **more: Any) -> None:

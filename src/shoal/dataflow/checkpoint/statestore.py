@@ -10,20 +10,25 @@ an earlier run still writes can take the place of a file in use. Called by `shoa
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from shoal.core import files
-from shoal.core.errors import NotFoundError
+from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.filesystems import typed_errors
 from shoal.dataflow.checkpoint import statefile
+from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.handles import Chain, FileHandle
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.statefile import Body, FileReader, ReadAt, StepIndex
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Tables, merge_tables
+
+T = TypeVar("T")
 
 _FOLDER = "state"
 #: Bytes that are written at once, at least, while there are more.
@@ -57,19 +62,18 @@ def _gathered(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class StateStore:
-    """The state files of one job."""
+    """The state files of one job; with `copies`, what is written is copied there, and read there."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, copies: LocalCopies | None = None) -> None:
         self._folder = files.join(base, _FOLDER)
+        self._copies = copies
         #: Of files that were opened or written: what is where, and where their pieces begin.
         self._opened: dict[str, tuple[dict[str, StepIndex], int]] = {}
 
     def write(self, name: str, state: Mapping[str, OperatorState]) -> FileHandle:
         """Write a file; nobody reads it before a manifest names it."""
         pieces, checksum = statefile.encode(state)
-        with files.open_file(files.join(self._folder, name), "wb") as file:
-            for part in _gathered(pieces):
-                file.write(part)
+        self._put(name, _gathered(pieces))
         return self._note(name, pieces[0], sum(map(len, pieces)), checksum)
 
     def write_parts(self, name: str, state: Mapping[str, Iterable[OperatorState]]) -> FileHandle:
@@ -91,11 +95,23 @@ class StateStore:
             start, checksum = body.start()
             with typed_errors(tempfile.gettempdir()):
                 spool.seek(0)
-            with files.open_file(files.join(self._folder, name), "wb") as file:
-                file.write(start)
-                while content := spool.read(_LEAST_WRITE):
-                    file.write(content)
+            rest = iter(lambda: spool.read(_LEAST_WRITE), b"")
+            self._put(name, itertools.chain([start], rest))
         return self._note(name, start, len(start) + body.size, checksum)
+
+    def _put(self, name: str, content: Iterable[bytes]) -> None:
+        copy = None if self._copies is None else self._copies.begin(self, name)
+        try:
+            with files.open_file(files.join(self._folder, name), "wb") as file:
+                for part in content:
+                    file.write(part)
+                    if copy is not None:
+                        copy.write(part)
+            if copy is not None:
+                copy.finish()
+        finally:
+            if copy is not None:
+                copy.give_up()
 
     def _note(self, name: str, start: bytes, size: int, checksum: int) -> FileHandle:
         """Remember what is where of a file that was written."""
@@ -105,7 +121,7 @@ class StateStore:
 
     def index(self, handle: FileHandle) -> dict[str, StepIndex]:
         """What is where in a file, by step."""
-        return self._open(handle)[0]
+        return self._from_copy_or_file(handle, lambda: self._open(handle)[0])
 
     def verify(self, handle: FileHandle) -> None:
         """Read all of a file, and hold it against its checksums. Raises `CheckpointError`."""
@@ -157,9 +173,27 @@ class StateStore:
         kept = set(needed)
         for name in [name for name in self._opened if name not in kept]:
             self._opened.pop(name, None)
+        if self._copies is not None:
+            self._copies.need(self, kept)
 
     def _read_link(self, uid: str, handle: FileHandle, first: int, end: int) -> tuple[dict[int, bytes], Tables]:
-        index = self.index(handle).get(uid)
+        return self._from_copy_or_file(handle, lambda: self._read_groups(uid, handle, first, end))
+
+    def _from_copy_or_file(self, handle: FileHandle, read: Callable[[], T]) -> T:
+        """Read from the copy if there is one; from the file, if the copy is no good."""
+        try:
+            return read()
+        except ShoalError:
+            if self._copies is None or not self._copies.drop(handle.name):
+                raise
+            return read()
+
+    def _place(self, handle: FileHandle) -> str:
+        copy = None if self._copies is None else self._copies.find(handle.name, handle.size)
+        return copy or files.join(self._folder, handle.name)
+
+    def _read_groups(self, uid: str, handle: FileHandle, first: int, end: int) -> tuple[dict[int, bytes], Tables]:
+        index = self._open(handle)[0].get(uid)
         if index is None:
             raise CheckpointError(f"{handle.name} has nothing of {uid!r}, and a checkpoint says that it has")
         with self._reader(handle) as reader:
@@ -168,14 +202,14 @@ class StateStore:
     @contextlib.contextmanager
     def _reader(self, handle: FileHandle) -> Iterator[FileReader]:
         _steps, body = self._open(handle)
-        with _opened(files.join(self._folder, handle.name)) as read_at:
+        with _opened(self._place(handle)) as read_at:
             yield FileReader(handle.name, body, read_at)
 
     def _open(self, handle: FileHandle) -> tuple[dict[str, StepIndex], int]:
         known = self._opened.get(handle.name)
         if known is not None:
             return known
-        path = files.join(self._folder, handle.name)
+        path = self._place(handle)
         try:
             size = files.size(path)
         except NotFoundError as error:

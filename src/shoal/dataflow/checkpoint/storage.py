@@ -19,6 +19,7 @@ from typing import Any
 from shoal.core import files
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
+from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
 from shoal.dataflow.checkpoint.records import Branch, Checkpoint, History, Layout, Search
 from shoal.dataflow.checkpoint.statestore import StateStore, is_file_name, number_of
@@ -38,11 +39,12 @@ _JOB = "job.json"
 class CheckpointStorage:
     """The checkpoints of one job."""
 
-    def __init__(self, directory: str, job: str, *, keep: int = 3) -> None:
+    def __init__(self, directory: str, job: str, *, keep: int = 3, copies: LocalCopies | None = None) -> None:
         self._base = files.join(directory, job)
         self._job = job
         self._keep = keep
         self._store = StateStore(self._base)
+        self._copies = copies
         #: The files that each complete checkpoint needs, as far as it was read or written here.
         self._needed: dict[int, frozenset[str]] = {}
         self._branch = Branch()
@@ -58,7 +60,10 @@ class CheckpointStorage:
 
     def open_store(self) -> StateStore:
         """The state files of the job, for one task."""
-        return StateStore(self._base)
+        store = StateStore(self._base, self._copies)
+        if self._copies is not None:
+            self._copies.join(store)
+        return store
 
     # -- writing ----------------------------------------------------------------------------------------------
 

@@ -115,10 +115,12 @@ def run_host(
     *,
     leave: Callable[[int], NoReturn] = os._exit,
     tell: Callable[[HostShare, HostCounts], None] = lambda _share, _counts: None,
+    copies: str = "",
 ) -> int:
     """Build, run, and end. Returns the exit code.
 
     `leave` ends the process when the coordinator is gone. `tell` is called about each second while tasks run.
+    `copies` is a folder that outlives this process, for copies of state that is stored elsewhere.
     """
     coordinator = _Coordinator(link, leave)
     build = coordinator.receive()
@@ -136,7 +138,7 @@ def run_host(
     endpoint = open_endpoint(f"{folder}/h{number}.{gate.epoch}.sock", gate, os.environ)
     try:
         plan = read_prepared(PlanDocument(json.loads(build.document), build.blobs))
-        host = TaskHost(plan, build.share, coordinator, clock=SystemClock())
+        host = TaskHost(plan, build.share, coordinator, clock=SystemClock(), copies=copies)
         host.listen(endpoint)
         coordinator.send(HostListens(endpoint.address))
         connect = coordinator.receive()

@@ -6,6 +6,7 @@ checkpoints or commits beyond what its tasks are told: commands come in by `send
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from shoal.core.clock import Clock
 from shoal.core.threads import threads_of
+from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.messages import Command, Report, TaskId
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.checkpoint.restore import share_states
@@ -29,6 +31,8 @@ from shoal.dataflow.plan.physical import PhysicalPlan, key_groups_of
 from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.base import Endpoint
 from shoal.exchange.errors import Cancelled
+
+log = logging.getLogger(__name__)
 
 
 class HostListener(Protocol):
@@ -54,7 +58,12 @@ class HostListener(Protocol):
 class TaskHost:
     """A share of the tasks of a job, in threads of this process."""
 
-    def __init__(self, plan: PreparedPlan, share: HostShare, listener: HostListener, *, clock: Clock) -> None:
+    def __init__(
+        self, plan: PreparedPlan, share: HostShare, listener: HostListener, *, clock: Clock, copies: str = ""
+    ) -> None:
+        """`copies`: a folder of this machine for copies of state that is stored elsewhere; none without it."""
+        self._copies_in = copies
+        self._copies: LocalCopies | None = None
         self._plan = plan
         self._share = share
         self._listener = listener
@@ -80,19 +89,34 @@ class TaskHost:
             self._channels.reach_others(connect)
         if _needs_scratch(physical, share.settings):
             self._scratch = make_scratch(share.settings.scratch)
-        settings = share.settings.checkpoint
-        storage = None if settings is None else CheckpointStorage(settings.directory, share.job, keep=settings.keep)
+        storage = self._open_storage()
         try:
             self._tasks = {
                 task.task: task for task in build_tasks(self._program(storage), self._channels, self._report)
             }
             if found is None and share.checkpoint is not None and storage is not None:
                 found = storage.read(share.checkpoint)
+            if self._copies is not None:
+                self._look_for_copies(self._copies, found)
             if found is not None:
                 self._restore(found)
         except BaseException:
             self._clear_up()
             raise
+
+    def _open_storage(self) -> CheckpointStorage | None:
+        settings = self._share.settings.checkpoint
+        if settings is None:
+            return None
+        if self._copies_in and "://" in settings.directory:
+            self._copies = LocalCopies(self._copies_in)
+        return CheckpointStorage(settings.directory, self._share.job, keep=settings.keep, copies=self._copies)
+
+    def _look_for_copies(self, copies: LocalCopies, found: Checkpoint | None) -> None:
+        here = copies.restore_from(() if found is None else found.handles)
+        if found is not None:
+            count = len(found.handles)
+            log.info("checkpoint %d has %d state files, and copies of %d are here", found.number, count, here)
 
     def _program(self, storage: CheckpointStorage | None) -> Program:
         share = self._share

@@ -211,6 +211,10 @@ def _wait_for_work(link: ControlLink) -> JoinEpoch | None:
     return None
 
 
+#: In the working directory, which a process keeps that is started again on its node.
+_COPIES = "state-copies"
+
+
 def begin_again(arguments: list[str]) -> NoReturn:
     """Replace this process image: the next epoch begins with nothing of this one."""
     sys.stdout.flush()
@@ -249,7 +253,7 @@ def main(arguments: list[str]) -> NoReturn:
             series.append(HostSeries(folder, given.job, share.job, SystemClock()))
         series[0].write(counts, share.settings.queue_bytes)
 
-    run_host(link, gate, sockets.path, given.number, leave=leave, tell=tell)
+    run_host(link, gate, sockets.path, given.number, leave=leave, tell=tell, copies=str(folder / _COPIES))
     leave(0)
 
 
