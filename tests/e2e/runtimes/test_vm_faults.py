@@ -337,7 +337,8 @@ async def test_interfaces_keep_their_addresses_in_every_order(open_vms: OpenVms)
         lines = [line.split() for line in ended.last_output.splitlines() if " has " in line]
         return {words[0]: words[2] for words in lines}
 
-    before = await leases(plain, fixed)
+    # Persys clients name a network where we expect a bridge: this is their default one.
+    before = await leases(replace(plain, bridge="default"), fixed)
     assert list(before.values()) == ["10.0.2.15", "10.7.0.9"]
     after = await leases(named, fixed, plain)
     assert before.items() < after.items()

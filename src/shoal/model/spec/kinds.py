@@ -263,13 +263,13 @@ class VmDisk:
     pool_name: Annotated[str, MaxLength(128)] = ""
     #: 0: as large as its image, or 20 GB without one.
     size_gb: Annotated[int, Range(0, MAX_DISK_GB)] = 0
-    #: Where the guest mounts it; written into user-data.
+    #: Where the guest mounts it, an absolute path; written into user-data. The name of a device means: nowhere.
     mount_point: Annotated[str, MaxLength(4096)] = ""
     #: What it begins with: a path of the node or a URL (file, https). The image itself is never changed.
     image: ImageLocation = ""
     #: Of the image; required for https.
     sha256: Sha256 = ""
-    #: Of the image. Empty: as QEMU finds it; iso is attached as a CD-ROM.
+    #: Of the image. Empty: as QEMU finds it; iso is attached read-only.
     format: Annotated[str, OneOf(("", "qcow2", "raw", "iso"))] = ""
     read_only: bool = False
     #: A disk file of the node that is used as it is, and made if it is not there. Foreign schedulers send one.

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ from shoal.runtimes.volumes import NFS
 
 _GB = 1 << 30
 _BASE_FORMATS = ("qcow2", "raw")
+_DEVICE = re.compile(r"(vd|sd|hd|xvd)[a-z]+")
 #: What a guest can make on a managed volume; the type of one on an export is that of its mount on the node.
 _GUEST_TYPES = ("ext4", "ext3", "ext2", "xfs", "btrfs", "vfat")
 _MOUNT_TYPES = ("nfs", "nfs4")
@@ -56,9 +58,14 @@ def wanted_disks(spec: VmSpec) -> tuple[VmDisk, ...]:
     if not spec.os_image:
         return spec.disks
     first = spec.disks[0] if spec.disks else VmDisk()
-    is_free = not (first.image or first.path or first.mount_point or first.format == "iso")
+    is_free = not (first.image or first.path or mount_point_of(first) or first.format == "iso")
     root = replace(first if is_free else VmDisk(), image=spec.os_image, sha256=spec.os_image_sha256, format="")
     return (root, *spec.disks[1:]) if is_free and spec.disks else (root, *spec.disks)
+
+
+def mount_point_of(disk: VmDisk) -> str:
+    """Where the guest mounts a disk. Persys clients write the name of a device there: such a disk is not mounted."""
+    return "" if _DEVICE.fullmatch(disk.mount_point) else disk.mount_point
 
 
 class DiskStore:
@@ -81,17 +88,19 @@ class DiskStore:
         self._cache = cache
 
     async def fetch(self, workload_id: WorkloadId, spec: VmSpec, volumes: Mapping[str, str]) -> None:
-        """Fetch the base images of a spec, and check its pools, its volumes and which disks it means.
+        """Fetch the base images of a spec, and check all that would keep its disks from being made, but for room.
 
-        Raises `RunError`.
+        A guest may run on them. Raises `RunError`.
         """
-        await asyncio.to_thread(self._name_disks, workload_id, spec)
+        named = await asyncio.to_thread(self._name_disks, workload_id, spec)
         for volume in spec.managed_volumes:
             guest_file_system(volume)
-            await asyncio.to_thread(_volume_path, volume, volumes)
-        for disk in wanted_disks(spec):
-            if disk.image:
-                await self._cache.find(disk.image, disk.sha256)
+            path = await asyncio.to_thread(_volume_path, volume, volumes)
+            if not volume.is_read_only:
+                await _check_size(path, "qcow2", volume.size_gb * _GB)
+        for each, disk in zip(named, wanted_disks(spec), strict=True):
+            _check_mount_point(each.name, disk)
+            await self._check_disk(workload_id, each.name, disk)
 
     async def make(self, workload_id: WorkloadId, spec: VmSpec, volumes: Mapping[str, str]) -> MadeDisks:
         """Make what is not there yet. No guest of the workload may run. Raises `RunError`."""
@@ -103,11 +112,11 @@ class DiskStore:
             for each, wanted in zip(named, wanted_disks(spec), strict=True):
                 made = await self._make_disk(workload_id, each.name, wanted)
                 disks.append(made)
-                if wanted.mount_point:
+                if mount_point := mount_point_of(wanted):
                     mounts.append(
                         GuestMount(
                             made.serial,
-                            wanted.mount_point,
+                            mount_point,
                             read_only=made.read_only,
                             is_blank=not (wanted.image or wanted.path or made.read_only),
                         )
@@ -212,6 +221,22 @@ class DiskStore:
                 del fields["name"], fields["pool_name"]
                 replace_file(directory / f"{each.name}.json", json.dumps(fields).encode())
 
+    async def _check_disk(self, workload_id: WorkloadId, name: str, wanted: VmDisk) -> None:
+        """Check that a disk can be made, or be what the spec says of it. One that is there needs no image any more."""
+        size, is_own = wanted.size_gb * _GB, not is_attached_as_it_is(wanted)
+        made = await asyncio.to_thread(_file_of, self._directory(workload_id, wanted.pool_name), name)
+        if wanted.path:
+            if wanted.format != "iso":
+                await _check_size(Path(wanted.path), wanted.format, size)
+        elif is_own and made is not None:
+            await _check_size(made, made.suffix[1:], size)
+        elif wanted.image:
+            base = await self._find_base(workload_id, wanted)
+            if wanted.format != "iso":
+                kind = await _base_format(base, wanted.format)
+                if is_own and size:
+                    await _check_holds(base, kind, size)
+
     async def _make_disk(self, workload_id: WorkloadId, name: str, wanted: VmDisk) -> GuestDisk:
         if wanted.path:
             return await _use_file(Path(wanted.path), wanted, name)
@@ -234,17 +259,23 @@ class DiskStore:
 
     async def _base(self, workload_id: WorkloadId, wanted: VmDisk) -> Path:
         """The base image of a disk: a path of the node as it is, a cached one by a link that is the workload's own."""
-        link = self._disks / workload_id / f"base-{wanted.sha256}"
-        if bool(wanted.sha256) and await asyncio.to_thread(link.is_file):
-            return link
-        found = await self._cache.find(wanted.image, wanted.sha256)
+        found, link = await self._find_base(workload_id, wanted), self._link(workload_id, wanted)
         faults.reach("vm.image.found")
-        if not wanted.sha256:
+        if not wanted.sha256 or found == link:
             return found
         await asyncio.to_thread(link.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             await asyncio.to_thread(os.link, found, link)
         return link
+
+    async def _find_base(self, workload_id: WorkloadId, wanted: VmDisk) -> Path:
+        link = self._link(workload_id, wanted)
+        if bool(wanted.sha256) and await asyncio.to_thread(link.is_file):
+            return link
+        return await self._cache.find(wanted.image, wanted.sha256)
+
+    def _link(self, workload_id: WorkloadId, wanted: VmDisk) -> Path:
+        return self._disks / workload_id / f"base-{wanted.sha256}"
 
 
 def volume_serial(name: str) -> str:
@@ -338,15 +369,30 @@ async def _make(path: Path, kind: str, size: int, *, base: Path | None = None, b
     faults.reach("vm.disk.made")
 
 
-async def _grow(path: Path, kind: str, size: int) -> None:
+def _check_mount_point(name: str, disk: VmDisk) -> None:
+    if mount_point_of(disk) and not disk.mount_point.startswith("/"):
+        raise RunError(
+            f"disk {name!r} has the mount point {disk.mount_point!r}, which is no absolute path",
+            failure=FailureReason.INVALID_SPEC,
+        )
+
+
+async def _check_size(path: Path, kind: str, size: int) -> int:
+    """Check that a disk, if it was made, need not shrink; its size, 0 for one that was not."""
+    if not size or not await asyncio.to_thread(path.exists):
+        return 0
     found = int(str((await image_facts(path, format_=kind)).get("virtual-size", 0)))
-    if size < found and size:
+    if size < found:
         raise RunError(
             f"disk {path.name} has {found / _GB:.1f} GB and cannot shrink to {size / _GB:.1f} GB",
             failure=FailureReason.INVALID_SPEC,
             hint="delete the workload with the retain policy Delete to begin with a new disk",
         )
-    if size > found:
+    return found
+
+
+async def _grow(path: Path, kind: str, size: int) -> None:
+    if size > await _check_size(path, kind, size):
         await qemu_img("resize", "-q", "-f", kind, str(path), str(size))
 
 

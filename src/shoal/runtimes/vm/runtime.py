@@ -57,6 +57,7 @@ _NETWORKS = "networks.json"
 _ASK_SECONDS = 0.4
 _INTERFACES = Path("/sys/class/net")
 _INTERFACE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+_DEFAULT_NETWORK = "default"
 #: User-mode networking needs addresses for the guest, its gateway and its name server.
 _SMALLEST_NETWORK = 29
 IMAGE_CACHE_BYTES = 20 << 30
@@ -393,8 +394,15 @@ def _networks(request: RunRequest, spec: VmSpec, named: tuple[KnownNetwork, ...]
 
 
 def _wanted_networks(spec: VmSpec) -> tuple[VmNetwork, ...]:
-    """The interfaces of a spec; one with user-mode networking when it names none."""
-    return spec.networks or (VmNetwork(),)
+    """The interfaces of a spec; one with user-mode networking when it names none.
+
+    Persys clients write the name of a network where a bridge is meant: the default one is user-mode networking here.
+    """
+    is_bridge = (_INTERFACES / _DEFAULT_NETWORK / "bridge").exists()
+    return tuple(
+        replace(network, bridge="") if network.bridge == _DEFAULT_NETWORK and not is_bridge else network
+        for network in spec.networks or (VmNetwork(),)
+    )
 
 
 def _address(network: VmNetwork) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface | None:
