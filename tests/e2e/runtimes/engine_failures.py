@@ -194,6 +194,12 @@ async def _port_of_a_process(ground: Ground) -> None:
         await ground.start(**_port(taken.getsockname()[1]))
 
 
+async def _address_of_nobody(ground: Ground) -> None:
+    fields = _port(8080)
+    fields["HostConfig"]["PortBindings"]["80/tcp"][0]["HostIp"] = "192.0.2.1"  # of no machine: for documents
+    await ground.start(**fields)
+
+
 async def _port_of_a_container(ground: Ground) -> None:
     with socket.socket() as free:
         free.bind(("", 0))
@@ -290,6 +296,14 @@ PROVOCATIONS = (
         cause="address already in use",
     ),
     Provocation(
+        "no such address",
+        _address_of_nobody,
+        _NETWORK,
+        transient=True,
+        says=_both(r"cannot assign requested address"),
+        cause="cannot assign requested address",
+    ),
+    Provocation(
         "no program",
         lambda it: it.start(Cmd=["/nowhere/program"]),
         _SPEC,
@@ -354,6 +368,12 @@ PROVOCATIONS = (
         lambda it: it.start(WorkingDir="/etc/passwd"),
         _SPEC,
         says=_both(r"/\S* is not a directory|but is not a directory"),
+    ),
+    Provocation(
+        "file in place of a directory",
+        lambda it: it.start(HostConfig={"Binds": ["/etc/hostname:/etc"]}),
+        _SPEC,
+        says=_both(r"error mounting .*: not a directory"),
     ),
     Provocation(
         "no limit",

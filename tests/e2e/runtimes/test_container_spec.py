@@ -276,6 +276,15 @@ async def test_a_new_revision_is_tried_before_the_old_one_is_stopped(
         with pytest.raises(RunError) as raised:
             await runtime.prepare(request(run_id="web-2", ports=ports, **wrong))
         assert raised.value.failure is reason
+    for kind, protocol in ((socket.SOCK_STREAM, "tcp"), (socket.SOCK_DGRAM, "udp")):
+        with socket.socket(socket.AF_INET, kind) as taken:
+            taken.bind(("127.0.0.1", 0))
+            if protocol == "tcp":
+                taken.listen()
+            more = PortMapping(container_port=81, host_port=taken.getsockname()[1], protocol=protocol)
+            with pytest.raises(RunError, match=f"port {more.host_port}/{protocol} of this node is in use") as raised:
+                await runtime.prepare(request(run_id="web-2", ports=(*ports, more)))
+            assert (raised.value.failure, raised.value.transient) == (FailureReason.NETWORK_ERROR, True)
     # Its own ports are no obstacle.
     await runtime.prepare(request(run_id="web-2", ports=ports))
     assert [name for name in engine.containers() if owner.node_id in name] == [f"shoal-{owner.node_id}-web"]

@@ -34,6 +34,8 @@ FILES_PATH = "/run/shoal/files"
 #: The engine's log of one container; the agent copies it into its own files when the run ends.
 _LOG_SIZE = "10m"
 _MIB = 1 << 20
+#: The kernel takes no smaller weight.
+_LEAST_SHARES = 2
 #: Set where the spec says nothing: engines pass on what their own service has, which a sandbox may refuse.
 _DEFAULT_ULIMITS = {"nofile": (1024, 524_288), "nproc": (4096, 4096)}
 
@@ -171,7 +173,7 @@ def _limits(request: RunRequest, spec: ContainerSpec) -> dict[str, int]:
         # Without swap: a limit that can be exceeded is none.
         limits["Memory"] = limits["MemorySwap"] = request.limits.memory_mb * _MIB
     if spec.cpu_shares:
-        limits["CpuShares"] = spec.cpu_shares
+        limits["CpuShares"] = max(_LEAST_SHARES, spec.cpu_shares)
     return limits
 
 

@@ -35,6 +35,7 @@ _LOGIN = Verdict(FailureReason.IMAGE_PULL_FAILED, transient=False)
 _REGISTRY = Verdict(FailureReason.IMAGE_PULL_FAILED, transient=True)
 #: Of this node.
 _TOO_LARGE = Verdict(FailureReason.INSUFFICIENT_RESOURCES, transient=False)
+#: The address or port of this node.
 _TAKEN = Verdict(FailureReason.NETWORK_ERROR, transient=True)
 
 
@@ -52,6 +53,7 @@ class Sentence:
 CAUSES: dict[str, Verdict] = {
     "image not known": _NOT_FOUND,
     "address already in use": _TAKEN,
+    "cannot assign requested address": _TAKEN,
     "no space left on device": _FULL,
     "no matching entries in passwd file": _SPEC,
     "no matching entries in group file": _SPEC,
@@ -88,6 +90,7 @@ START: tuple[Sentence, ...] = (
     Sentence(r"no space left on device", _FULL),
     Sentence(r"address already in use", _TAKEN),
     Sentence(r"port is already allocated", _TAKEN, ("docker",)),
+    Sentence(r"cannot assign requested address", _TAKEN),
     Sentence(r"No such image", _NOT_FOUND, ("docker",)),
     Sentence(r"unable to set memory limit to", _SPEC, ("podman",)),
     Sentence(r"Minimum memory limit allowed is", _SPEC, ("docker",)),
@@ -102,6 +105,7 @@ START: tuple[Sentence, ...] = (
     Sentence(r"ulimit option .* failed to be parsed", _SPEC, ("podman",)),
     Sentence(r"wrong rlimit value", _SPEC, ("docker",)),
     Sentence(r"/\S* is not a directory|but is not a directory", _SPEC),
+    Sentence(r"error mounting .*: not a directory", _SPEC),
     Sentence(r"exec: .*no such file or directory", _SPEC),
     Sentence(r"exec: .*executable file not found", _SPEC),
     Sentence(r"exec: .*permission denied", _SPEC),

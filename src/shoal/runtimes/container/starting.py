@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from shoal.runtimes.guard.client import Guard
 from shoal.runtimes.host_paths import is_protected, own_paths
 
 _ROOT = "/"
+#: The address of an engine on this machine.
+_HERE = "unix://"
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - only to see whether a container could listen there
 
 
 def check_mounts(spec: ContainerSpec, own: Sequence[str]) -> None:
@@ -33,6 +38,33 @@ def check_mounts(spec: ContainerSpec, own: Sequence[str]) -> None:
                 failure=FailureReason.INVALID_SPEC,
                 hint="use a directory that shows nothing of the machine, or start the agent with --allow-privileged",
             )
+
+
+async def _check_ports(api: EngineApi, spec: ContainerSpec, present: str) -> None:
+    """Check that the host ports are free that the present container does not have. Raises `RunError`."""
+    if not api.address.startswith(_HERE):
+        return
+    found = await api.container(present) or {}
+    bindings = (found.get("HostConfig") or {}).get("PortBindings") or {}
+    own = {(str(each.get("HostPort")), key.partition("/")[2]) for key in bindings for each in bindings[key] or ()}
+    for number, protocol in sorted(spec.host_ports):
+        if (str(number), protocol) not in own and not await asyncio.to_thread(_is_free, number, protocol):
+            raise RunError(
+                f"port {number}/{protocol} of this node is in use", failure=FailureReason.NETWORK_ERROR, transient=True
+            )
+
+
+def _is_free(number: int, protocol: str) -> bool:
+    """Whether a server could listen on a port of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM) as probe:
+        if protocol != "udp":
+            # As servers do: lingering connections of a predecessor do not count, a listener does.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_EVERYWHERE, number))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
 
 
 class Starter:
@@ -50,9 +82,11 @@ class Starter:
     async def prepare(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> None:
         """See that a container can be made: have its image, make it under another name, and remove it again."""
         await self.make_ready(api, spec)
-        name = f"{self._owner.name_of(request.workload_id)}-trial"
+        present = self._owner.name_of(request.workload_id)
+        await _check_ports(api, spec, present)
+        name = f"{present}-trial"
         await api.remove(name)
-        # Its ports are taken by the run that it is to replace.
+        # One that is not started takes no ports.
         container_id = await self._create(api, request, spec, name, trial=True)
         faults.reach("container.trial.after")
         try:

@@ -37,6 +37,7 @@ def test_limits_are_hard_and_shares_are_a_weight() -> None:
     assert host["Memory"] == host["MemorySwap"] == 64 << 20
     assert host["CpuShares"] == 512
     assert "NanoCpus" not in body_of(cpu_shares=512)["HostConfig"]
+    assert body_of(cpu_shares=1)["HostConfig"]["CpuShares"] == 2, "less is refused"
 
 
 def test_ports_volumes_files_and_ulimits() -> None:
