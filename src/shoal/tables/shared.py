@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from shoal.core.errors import NotFoundError, UnavailableError
+from shoal.core.errors import NotFoundError, PreconditionError, UnavailableError
 from shoal.tables.kernels import lookups, places
 from shoal.tables.layout import Floats, Words, make_layout
 from shoal.tables.memory import Bytes, map_shared
@@ -50,6 +50,7 @@ class SharedTableReader:
         self._patience = patience
         self._pause = threading.Event()
         self._mapped = _Mapped(self._folder)
+        self._closed = False
 
     @property
     def settings(self) -> TableSettings:
@@ -61,8 +62,11 @@ class SharedTableReader:
 
         Raises:
             UnavailableError: a row stays half written, or the table changes faster than it can be followed.
+            PreconditionError: the reader is closed.
         """
         keys = as_ids(ids)
+        if self._closed:
+            raise PreconditionError(f"the reader of shared table {self._folder} is closed")
         self._follow()
         stale, waited = 0, 0.0
         while stale < _TRIES:
@@ -75,7 +79,10 @@ class SharedTableReader:
                 return values
             if found == lookups.STALE:
                 stale += 1
-                mapped.catch_up()
+                self._follow()
+                if mapped is self._mapped:
+                    with contextlib.suppress(NotFoundError):  # another writer has begun meanwhile
+                        mapped.catch_up()
             elif waited >= self._patience:
                 raise UnavailableError(
                     f"shared table {self._folder}: a row is half written for {self._patience:g} s",
@@ -92,6 +99,7 @@ class SharedTableReader:
 
     def close(self) -> None:
         """Let the memory go."""
+        self._closed = True
         self._mapped.close()
 
     def __enter__(self) -> Self:
@@ -156,8 +164,13 @@ class _Mapped:
         raise UnavailableError(f"shared table {self._folder} changes faster than it can be followed")
 
     def _map_file(self, name: str, size: int) -> Bytes:
-        """A file of the table. Kernels read all of it, so it must have the size that the table says."""
+        """A file of the table. Kernels read all of it, so it must have the size that the table says.
+
+        Raises `NotFoundError` when another writer has begun: a file of its own may have the name.
+        """
         found = map_shared(self._folder, name)
+        if _identity_of(self._folder) != self.identity:
+            raise NotFoundError("shared memory", f"{self._folder / name} of the same writer")
         if found.nbytes != size:
             raise UnavailableError(f"shared table {self._folder}: {name} has {found.nbytes} bytes and not {size}")
         return found

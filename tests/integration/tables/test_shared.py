@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.core.errors import ExhaustedError, InvalidError, NotFoundError, UnavailableError
+from shoal.core.errors import ExhaustedError, InvalidError, NotFoundError, PreconditionError, UnavailableError
 from shoal.tables.kernels import places
 from shoal.tables.memory import SharedMemory
 from shoal.tables.settings.optimizers import Sgd
@@ -160,6 +160,38 @@ def test_a_table_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(ExhaustedError):
         EmbeddingTable(TableSettings(SLICES), memory=memory)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_is_behind_takes_no_file_of_the_next_writer(tmp_path: Path) -> None:
+    settings = TableSettings(SLICES, shards=1)
+    first = SharedMemory(tmp_path / "t")
+    table = EmbeddingTable(settings, memory=first)
+    table.assign([1, 2], np.repeat([[1.0], [2.0]], WIDTH, axis=1))
+    with SharedTableReader(tmp_path / "t") as reader:
+        assert (reader.lookup([1]) == 1).all()
+        table.assign(np.arange(1, 2000), np.ones((1999, WIDTH), np.float32))
+        generation = int(table._shards.headers[0, places.GENERATION])
+        size = table._shards.directory.shards[0, places.D_CAPACITY] * places.SLOT_BYTES
+        assert generation > 1
+        first._lock.release()  # as if it was killed
+        second = SharedMemory(tmp_path / "t")
+        other = second.allocate(f"index-0-{generation}", size)
+        other[:] = 0
+        with pytest.raises(UnavailableError, match="shard 0 has no index"):
+            reader.lookup([1])
+        second.free(f"index-0-{generation}")
+        with EmbeddingTable(settings, memory=second) as table:
+            table.assign([1], np.full((1, WIDTH), 5, np.float32))
+            assert (reader.lookup([1]) == 5).all(), "once its table is there, the reader goes over to it"
+
+
+def test_a_closed_reader_is_told(tmp_path: Path) -> None:
+    with EmbeddingTable(TableSettings(SLICES), memory=SharedMemory(tmp_path / "t")):
+        reader = SharedTableReader(tmp_path / "t")
+        reader.close()
+        reader.close()
+        with pytest.raises(PreconditionError, match="is closed"):
+            reader.lookup([1])
 
 
 def test_a_reader_outlives_the_writer(tmp_path: Path) -> None:

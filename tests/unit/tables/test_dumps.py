@@ -112,8 +112,12 @@ def test_arrow_of_another_table_is_refused(tmp_path: Path) -> None:
         assert len(other) == 0
     arrival = EmbeddingTable(TableSettings((SliceSettings(2),)))
     arrival.apply([1], [[1.0, 1.0]])
-    with pytest.raises(InvalidError, match="must be of kind arrival"):
+    with pytest.raises(InvalidError, match="times: must be of kind arrival") as caught:
         arrow.load(path, arrival)
+    assert not isinstance(caught.value, CorruptError), "the file is what it says"
+    for part in ((0, 0), (2, 2), (-1, 2)):
+        with pytest.raises(InvalidError, match="part: must be"):
+            arrow.load(path, other, part=part)
 
 
 @given(data=st.data())

@@ -70,13 +70,15 @@ def load(path: str, table: EmbeddingTable, *, part: tuple[int, int] | None = Non
         part: (i, n) takes only the ids that are i modulo n, as a shard of n servers does.
 
     Raises:
-        InvalidError: the dump is of another table. Nothing was stored.
+        InvalidError: the dump is of another table, or its times are of another kind. Nothing was stored.
         CorruptError: the file is no dump, or damaged. Rows before the damage are stored.
     """
+    if part is not None and not 0 <= part[0] < part[1]:
+        raise InvalidError([problem("part", part, "must be (i, n) with i from 0 to n - 1")])
     loaded = 0
     with _reader(path) as reader:
         facts = _facts(path, reader.schema)
-        _check_fits(path, facts.settings, table)
+        _check_fits(path, facts, table)
         for number in range(_batches(path, reader)):
             entries = _read_batch(path, reader, number, facts)
             if part is not None:
@@ -168,9 +170,13 @@ def _floats(column: Any, width: int) -> Any:
     return column.flatten().to_numpy().reshape(-1, width)
 
 
-def _check_fits(path: str, dumped: TableSettings, table: EmbeddingTable) -> None:
+def _check_fits(path: str, facts: DumpFacts, table: EmbeddingTable) -> None:
     """The columns must be the same, and for training the optimizers, because their state is in the dump."""
-    own = table.settings
+    own, dumped = table.settings, facts.settings
+    basis = table.statistics().time_basis
+    if len({basis, facts.time_basis} - {TimeBasis.UNKNOWN}) > 1:
+        rule = f"must be of kind {basis}, as those of table {own.name!r} are"
+        raise InvalidError([problem("times", facts.time_basis, rule)], what=path)
     training = own.kind is TableKind.TRAINING and dumped.kind is TableKind.TRAINING
     mine = [(each.dim, each.optimizer.kind if training else "") for each in own.slices]
     theirs = [(each.dim, each.optimizer.kind if training else "") for each in dumped.slices]
