@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,6 +26,7 @@ from shoal.tables.layout import Floats, Words, make_layout
 from shoal.tables.memory import HeapMemory, Memory, SharedMemory
 from shoal.tables.settings.table import NotFinite, TableKind, TableSettings
 from shoal.tables.shards import Directory, Shards
+from shoal.tables.turns import TurnLock
 from shoal.tables.workers import Workers
 
 Flags = npt.NDArray[np.bool_]
@@ -116,7 +116,7 @@ class EmbeddingTable:
         self._clock = clock or SystemClock()
         self._workers = Workers(threads - 1)
         self._jobs = JobMaker(self.layout, settings.shards, threads)
-        self._lock = threading.RLock()
+        self._lock = TurnLock()
         self._lookups = self._hits = self._not_finite = 0
         self._basis = TimeBasis.UNKNOWN
         self._newest = 0
@@ -290,7 +290,8 @@ class EmbeddingTable:
         for shard in range(self.settings.shards):
             start, capacity = 0, 0
             while start == 0 or start < capacity:
-                start, capacity, removed = self._expire_at(shard, start, places_at_once)
+                with self._lock:
+                    start, capacity, removed = self._expire_at(shard, start, places_at_once)
                 total += removed
         return total
 
@@ -305,13 +306,15 @@ class EmbeddingTable:
         return removed
 
     def _expire_at(self, shard: int, start: int, count: int) -> tuple[int, int, int]:
-        """Look at some places of a shard. Returns where to go on, how many places there are, and the removed ids."""
-        with self._lock:
-            line = self._open().shards[shard]
-            floor = -(-self.settings.expiry.keep_at_least // self.settings.shards)
-            end, removed = sweeps.expire(
-                line, self.layout.geometry, self.layout.lifetimes, self._now(), start, count, floor
-            )
+        """Look at some places of a shard, with the lock.
+
+        Returns where to go on, how many places there are, and the removed ids.
+        """
+        line = self._open().shards[shard]
+        floor = -(-self.settings.expiry.keep_at_least // self.settings.shards)
+        end, removed = sweeps.expire(
+            line, self.layout.geometry, self.layout.lifetimes, self._now(), start, count, floor
+        )
         return int(end), int(line[places.D_CAPACITY]), int(removed)
 
     # -----------------------------------------------------------------------------------------------------

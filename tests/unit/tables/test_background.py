@@ -15,7 +15,7 @@ from shoal.core.errors import PreconditionError
 from shoal.core.telemetry import MetricRegistry
 from shoal.tables.eviction import Evictor
 from shoal.tables.jobs import JobMaker
-from shoal.tables.kernels import compiling, jobs
+from shoal.tables.kernels import compiling, jobs, sweeps
 from shoal.tables.metrics import TableMetrics
 from shoal.tables.settings.initializers import Ones
 from shoal.tables.settings.optimizers import Adagrad, Sgd
@@ -55,6 +55,39 @@ def test_eviction_beside_a_writer_and_a_reader() -> None:
     last = 299 * 150
     assert (table.lookup(np.arange(last, last + 500)) == 1.0).all()
     assert table.statistics().removed > 40_000
+
+
+def test_a_writer_waits_for_one_look_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = EmbeddingTable(TableSettings((SliceSettings(1),), expiry=ExpirySettings(10)))
+    looks: list[int] = []
+    looks_of_writer: list[int] = []
+    began, stopped = threading.Event(), threading.Event()
+
+    def look(*_: object) -> tuple[int, int]:
+        looks.append(1)
+        began.set()
+        while not (looks_of_writer or table._lock.is_awaited()):
+            stopped.wait(0.001)
+        return 1 << 40, 0
+
+    def times(given: object, count: int) -> object:
+        looks_of_writer.append(len(looks))
+        return real_times(given, count)
+
+    def sweep() -> None:
+        while not stopped.is_set():
+            table.expire_some()
+
+    real_times = table._times
+    monkeypatch.setattr(table, "_times", times)
+    monkeypatch.setattr(sweeps, "expire", look)
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    assert began.wait(10)
+    table.apply([1], [[1.0]])
+    stopped.set()
+    sweeper.join()
+    assert looks_of_writer == [1], "the sweep that was under way, and no other"
 
 
 def test_a_reader_that_began_before_an_index_grew_takes_no_row_of_another_id() -> None:
