@@ -63,6 +63,11 @@ class Roles:
     def started(self, name: str) -> bool:
         return bool(self.stage.machines[self.pod].alive(name))
 
+    def command(self, name: str) -> tuple[str, ...]:
+        """How a process was started."""
+        machine = self.stage.machines[self.pod]
+        return machine.started_with[machine.alive(name)[0].run_id].spec.command
+
     async def stop(self) -> None:
         await self.agent.stop()
         for server in self.servers.values():
@@ -282,7 +287,24 @@ async def test_models_and_files_of_each_role(stage):
             for name in ("ps", "dense", "entry")
         }
         assert found == {"ps": ("ps_0", "ps_1"), "dense": ("dense_0",), "entry": ("entry",)}
-        assert "max_batch_size" in (folder / "platform_config.pbtxt").read_text()
+        written = folder / "platform_config.pbtxt"
+        assert "max_batch_size" in written.read_text()
+        # Parameter servers of a stock build cannot batch: their inputs differ in length.
+        assert f"--platform_config_file={written}" in made.command("dense")
+        assert not [word for word in made.command("ps") if "platform" in word or "batch" in word]
+        starting.cancel()
+        await asyncio.wait({starting})
+
+
+async def test_a_platform_file_that_is_named_is_for_every_model_server(stage, tmp_path):
+    named = tmp_path / "platform.pbtxt"
+    async with roles(stage, dense_alone=True, allow_growth=False, platform_config_file=str(named)) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.started("dense"))
+        assert "gpu_options {" in named.read_text()
+        assert "allow_growth: true" not in named.read_text()
+        for name in ("ps", "dense"):
+            assert f"--platform_config_file={named}" in made.command(name)
         starting.cancel()
         await asyncio.wait({starting})
 

@@ -149,12 +149,14 @@ class RoleAgent:
         for server in deployment.servers:
             self._configs[server.name] = self._config(server.role)
             self._write_config(server.name)
+            is_dense = server.role is Role.DENSE
             command = model_server_command(
                 deployment,
                 server,
                 parts.program,
                 config_file=deployment.settings.model_config_file or self._config_file(server.name),
-                platform_file=platform_file,
+                # Dense services alone batch, unless somebody wrote or named the file for all.
+                platform_file=platform_file if deployment.settings.platform_config_file or is_dense else "",
             )
             needs = frozenset(before) if server.role is Role.ENTRY else frozenset()
             config = config_text(self._configs[server.name])
