@@ -222,6 +222,13 @@ class ToolsSuite:
             (["replicas", "service/.."], 2, "VIEW"),
             (["replicas", "resource"], 2, "--agent: is required"),
             (["replicas", "get", "--agent", "127.0.0.1:1", "--server-type", "gpu"], 2, "--server-type"),
+            (["replicas", "get", "--agent", "127.0.0.1:1", "--task", str(2**31)], 2, "--task: must be from 0 to"),
+            (
+                ["replicas", "get", "--agent", "127.0.0.1:1", "--model-name", "\udcff"],
+                2,
+                "--model-name: must be a name",
+            ),
+            (["model", "load", "m", "--model-dir", "\udcff"], 2, "model_dir: must be text that UTF-8 can write"),
             (["replicas", "portal", "--zk-servers", "nonsense"], 2, "--zk-servers: must be HOST:PORT"),
         ],
     )

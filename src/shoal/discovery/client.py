@@ -15,10 +15,11 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from shoal.core.errors import DeadlineError, NotLeaderError, UnavailableError
+from shoal.core.errors import DeadlineError, InvalidError, NotLeaderError, UnavailableError, problem
 from shoal.discovery.mirror.records import AgentResource
+from shoal.discovery.names import NODE_RULE, is_node_name
 from shoal.discovery.replicas.records import ServerType
-from shoal.discovery.service import SERVER_TYPES
+from shoal.discovery.service import MAX_INT32, SERVER_TYPES
 from shoal.model.identity import CONTROL_PLANE
 from shoal.wire.methods import (
     SERVING_BASE_NAME_HEADER,
@@ -134,6 +135,10 @@ class ServingAgentClient:
 
     async def get_replicas(self, server_type: ServerType, task: int, *, model_name: str = "") -> list[str]:
         """The addresses of one task. Agents of version 1 know one model, and need no name."""
+        if not 0 <= task <= MAX_INT32:
+            raise InvalidError([problem("task", task, f"must be from 0 to {MAX_INT32:,}")])
+        if model_name and not is_node_name(model_name):
+            raise InvalidError([problem("model_name", model_name, NODE_RULE)])
         request = pb.GetReplicasRequest(server_type=_NUMBERS[server_type], task=task, model_name=model_name)
         answer = await self._call(ServingAgent.GET_REPLICAS, request)
         return list(answer.address_list.address)

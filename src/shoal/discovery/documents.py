@@ -20,8 +20,12 @@ T = TypeVar("T")
 
 
 def write_record(record: object) -> bytes:
-    """The bytes of a frozen dataclass."""
-    return json.dumps(to_mapping(record)).encode()
+    """The bytes of a frozen dataclass. Raises `InvalidError` for text that nobody could read again."""
+    fields = to_mapping(record)
+    text = json.dumps(fields)
+    if "\\ud" in text:
+        _check_text(fields, type(record).__name__)
+    return text.encode()
 
 
 def read_record(cls: type[T], data: bytes, *, at: str) -> T:

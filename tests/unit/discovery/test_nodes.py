@@ -122,6 +122,12 @@ def test_a_container_registers_its_addresses_before_its_bindings():
 
 def test_text_is_written_in_ascii():
     assert write_record(DeployConfig("/d/é", None)) == b'{"model_base_path": "/d/\\u00e9", "version_policy": null}'
+    assert b"/d/\\ud83d\\ude00" in write_record(DeployConfig("/d/\U0001f600", None))
+
+
+def test_text_that_nobody_could_read_again_is_not_written():
+    with pytest.raises(InvalidError, match=r"DeployConfig\.model_base_path: must be text that UTF-8 can write"):
+        write_record(DeployConfig("/d/\udcff", None))
 
 
 @pytest.mark.parametrize(

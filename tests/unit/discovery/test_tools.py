@@ -69,6 +69,10 @@ class TestControlPlaneTools(ToolsSuite):
         ended = shoal("replicas", "get", "--model-name", "nobody")
         assert (ended.code, "model 'nobody' not found" in ended.err) == (1, True)
 
+    def test_a_namespace_that_no_header_can_carry_is_named(self, shoal):
+        ended = shoal("replicas", "heartbeat", "--bzid", "gäp")
+        assert (ended.code, "--bzid: must be printable ASCII" in ended.err) == (2, True)
+
 
 @pytest.mark.parametrize(
     ("data", "name"),

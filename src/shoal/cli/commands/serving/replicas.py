@@ -24,6 +24,8 @@ T = TypeVar("T")
 #: Views that are the children of one node, by the name of the node.
 NODES = {"portal": "portal", "publish": "publish", "resources": "resource", "locks": "locks", "election": "election"}
 MODEL, SERVICE = "model/", "service/"
+#: The options of what requests have.
+_OPTIONS = {"model_name": "--model-name", "task": "--task"}
 RULE = f"must be {SERVICE}NAME, heartbeat, get, resource, {MODEL}NAME, {', '.join(NODES)}"
 
 _TASKS = (Column("TASK"), Column("REPLICAS", right=True), Column("ADDRESSES", least=16))
@@ -111,7 +113,7 @@ def _ask(agent: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
     try:
         return _run(lambda: ServingAgentClient(around.make_transport(Access(insecure=True)).connect(address)), work)
     except InvalidError as error:
-        raise hints.renamed(error, {"model_name": "--model-name"}) from None
+        raise hints.renamed(error, _OPTIONS) from None
 
 
 def _ask_control_plane(tree: Tree, bzid: str, base_name: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
@@ -130,8 +132,10 @@ def _ask_control_plane(tree: Tree, bzid: str, base_name: str, work: Callable[[Se
     try:
         return _run(make, work)
     except InvalidError as error:
-        names = {SERVING_BZID_HEADER: "--bzid", SERVING_BASE_NAME_HEADER: "--model-name", "model_name": "--model-name"}
-        raise hints.renamed(error, names) from None
+        headers = {SERVING_BZID_HEADER: "--bzid", SERVING_BASE_NAME_HEADER: "--model-name"}
+        # A header that cannot be sent is refused before anybody reads it.
+        unsent = {f"metadata.{header}": option for header, option in headers.items()}
+        raise hints.renamed(error, _OPTIONS | headers | unsent) from None
 
 
 def _run(make: Callable[[], ServingAgentClient], work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
