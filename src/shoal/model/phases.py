@@ -26,9 +26,9 @@ class WorkloadPhase(Described):
     COMPLETED = "Completed", "It has run to its end and is not run again."
     FAILED = "Failed", "It failed, and its agent does not start it again."
     UNKNOWN = "Unknown", "Its node is NotReady, or its agent cannot tell."
-    STOPPING = "Stopping", "It is to be stopped, and its agent has not confirmed it."
+    STOPPING = "Stopping", "A stop was requested, and its agent has not confirmed it."
     STOPPED = "Stopped", "It is stopped as requested."
-    DELETING = "Deleting", "It is to be deleted, and a copy may still be there."
+    DELETING = "Deleting", "Its deletion was requested, and a copy may still be there."
 
 
 ACCEPTED = frozenset(
@@ -71,4 +71,4 @@ class GroupPhase(Described):
     FAILED = "Failed", "A member has failed."
     COMPLETED = "Completed", "Every member has run to its end."
     STOPPED = "Stopped", "Every member is stopped."
-    DELETING = "Deleting", "The group and its members are to be deleted."
+    DELETING = "Deleting", "The deletion of the group and its members was requested."

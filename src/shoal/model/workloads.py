@@ -422,7 +422,7 @@ class WorkloadRecord:
     retry: RetryState = RetryState()
     #: On its way off a node that is being drained; until it runs elsewhere.
     move: Move | None = None
-    #: Grows when the same spec is to be run once more although it has ended or failed.
+    #: Counts the times that the same spec is run once more although it has ended or failed.
     attempt: int = 0
     #: Compare-and-set: 0 before it was first stored.
     version: int = 0

@@ -10,7 +10,7 @@ from shoal.cli.commands.common.waiting import Judgement, Verdict, Waited
 from shoal.cli.output import hints
 from shoal.core import errors
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem
-from shoal.model.workloads import Rejection
+from shoal.model.workloads import Rejection, RunState, RunStatus
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from tests.unit.cli.scripted import ScriptedControl, node, run_cli, workload
 
@@ -153,6 +153,23 @@ def test_what_is_missing_is_what_is_said(codes, missing, capsys):
     rejections = tuple(Rejection(f"n{index}", code, "it says no") for index, code in enumerate(codes))
     waiting.explain(waited_for(type="vm", rejections=rejections))
     assert f"hint: it stays Pending and starts as soon as {missing}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        ("CrashLoop", "  │ bad thing\n\nhint: `shoal logs web` shows all of its output; "),
+        ("WaitingForSecret", "\n\nhint: `shoal secret set` sets the secret, and it starts then; "),
+        ("Starting", "\n\nhint: a longer --timeout waits for it; "),
+    ],
+)
+def test_a_wait_that_ran_out_of_time_says_what_can_be_done(state, shown, capsys):
+    view = workload("web", status="Pending", run=RunStatus("web", RunState.PENDING, last_output="bad thing\n"))
+    waiting.explain(Waited({"web": Judgement(Verdict.WAITING, state)}, {"web": view}, 1.0))
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: workload web is still {state} after 1s\n")
+    assert f"{shown}nothing was undone: it continues\n" in error
+    assert ("bad thing" in error) == (state == "CrashLoop")
 
 
 def test_every_word_for_what_is_missing_is_one_that_the_scheduler_says():

@@ -165,7 +165,7 @@ def test_describe_shows_everything_about_one(control, capsys):
 
 
 def test_describe_of_one_that_no_node_can_take_says_what_each_node_lacks(control, capsys):
-    lacking = (Rejection(NodeId("node-1"), "cpu", "need 60000 have 900 millicores of cpu"),)
+    lacking = (Rejection(NodeId("node-1"), "cpu", "needs 60000 millicores of cpu, 900 free"),)
     control.workloads["web"] = dataclasses.replace(
         control.workloads["web"], spec=read_document(yaml.safe_load(WEB)).spec, assigned_node_id=""
     )
@@ -174,7 +174,7 @@ def test_describe_of_one_that_no_node_can_take_says_what_each_node_lacks(control
     assert [line.split(maxsplit=1) for line in placement.splitlines() if "placed because" not in line] == [
         ["node", "none"],
         ["nodes", "that fit  none"],
-        ["not", "node-1      need 60000 have 900 millicores of cpu"],
+        ["not", "node-1      needs 60000 millicores of cpu, 900 free"],
     ]
 
 

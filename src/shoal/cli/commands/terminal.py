@@ -1,4 +1,4 @@
-"""This terminal as that of a command elsewhere: raw mode, its size, and what is typed. Called by `shoal exec`."""
+"""Connects this terminal to a command elsewhere: raw mode, its size, and what is typed. Called by `shoal exec`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shoal.v1.Enrollment` and `shoal.v1.Credentials`: convert, call, convert. `control.trust` decides."""
+"""Serves `shoal.v1.Enrollment` and `shoal.v1.Credentials`: converts requests and answers; `control.trust` decides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Streams events to followers, with a bounded queue for each.
 
 A follower that reads too slowly loses its queue and continues from the store at the same position, so it misses no
-event and memory stays bounded. It does the same when a cursor is skipped, and when memory was read anew: a commit whose
-outcome was unknown may have stored events that nobody published. Called by `shoal.control.api.service`.
+event and memory stays bounded. It also continues from the store when a cursor is skipped, and after memory was read
+again from the store: a commit whose outcome was unknown may have stored events that were never published.
+Called by `shoal.control.api.service`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the workloads of jobs last said about themselves: in memory, for one leadership. They say it again.
+"""Holds the last report of each workload of a job, in memory. The next leader gets new reports from the workloads.
 
-A workload may speak while it is the one that its job has there: of the same revision, on the node that owns it. The
-newest report of each is kept, in the engine's own form. Called by `shoal.control.jobs.service` for `Jobs.Report`; read
+A report counts only from the current workload of the job: of the same revision, on the node that owns it. Reports are
+in the form of the job's engine. Called by `shoal.control.jobs.service` for `Jobs.Report`; read
 by `shoal.control.jobs.job_facts`.
 """
 

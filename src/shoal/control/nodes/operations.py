@@ -117,7 +117,7 @@ class NodeOperations:
             return dataclasses.replace(self._with_desired(node, DesiredNodeState.DRAINING), drain_deadline=ends_at)
 
         when = f"until {ends_at:%Y-%m-%d %H:%M:%S}, then by force" if ends_at is not None else "without a deadline"
-        message = f"it is to be emptied {when}"
+        message = f"drain requested {when}"
         return await self._change(node_id, change, EventKind.NODE_DRAIN_REQUESTED, message, cause=cause, ends_work=True)
 
     async def drained(self, node_id: NodeId) -> None:

@@ -198,7 +198,7 @@ def _pools(node: NodeFacts, request: Resources) -> Rejection | None:
             return _reject(node, RejectionCode.POOL, f"the node has no storage pool {share.name!r}: {known}")
         have = sizes[share.name] - node.reserved.in_pool(share.name)
         if share.gb > have:
-            words = f"need {share.gb} have {have} GB of storage pool {share.name!r}"
+            words = f"needs {share.gb} GB of storage pool {share.name!r}, {have} free"
             return _reject(node, RejectionCode.POOL, words)
     return None
 
@@ -212,7 +212,7 @@ def slot_memory(node: NodeFacts, demand: Demand) -> Rejection | None:
     return _reject(
         node,
         RejectionCode.SLOT_MEMORY,
-        f"need {asked.memory_mb} MB but {asked.slots} of {capacity.slots} slots have {share} MB "
+        f"needs {asked.memory_mb} MB but {asked.slots} of {capacity.slots} slots have {share} MB "
         f"of the node's {capacity.memory_mb} MB",
     )
 
@@ -316,7 +316,7 @@ def _constraint_words(constraint: Constraint, value: str | None) -> str:
 def _too_little(node: NodeFacts, code: RejectionCode, need: int, have: int, unit: str) -> Rejection:
     # A node that shrank under its tenants has less than nothing; to a reader that is nothing.
     kind = "" if code is RejectionCode.SLOTS else f" of {code.value}"
-    return _reject(node, code, f"need {need} have {max(have, 0)} {unit}{kind}")
+    return _reject(node, code, f"needs {need} {unit}{kind}, {max(have, 0)} free")
 
 
 def _where(node: NodeFacts, rule: AffinityRule) -> str:

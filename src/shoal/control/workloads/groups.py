@@ -55,7 +55,7 @@ class GroupApplied:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The difference between what a group is and what it is to be."""
+    """The difference between what a group is and what was requested."""
 
     records: tuple[WorkloadRecord, ...]
     removed: tuple[WorkloadRecord, ...]
@@ -174,7 +174,7 @@ class Groups:
             )
             generation = gone.generation
             origin = Origin(self._clock.wall(), EventSource.API, cause)
-            event = group_event(gone, EventKind.GROUP_DELETE_REQUESTED, "it is to be deleted", origin)
+            event = group_event(gone, EventKind.GROUP_DELETE_REQUESTED, "deletion requested", origin)
             if not members:
                 return Batch(removed_groups={group_id: record.version}, events=(event,))
             return Batch(
@@ -224,7 +224,7 @@ class Groups:
         return _Change(tuple(records), removed, tuple(before))
 
     def _place(self, group_id: GroupId, change: _Change, cause: str) -> tuple[list[WorkloadRecord], list[Event]]:
-        """Place what is to run; what is not, keeps its node. Raises ExhaustedError when not all of it fits."""
+        """Place the members that should run; a stopped one keeps its node. Raises ExhaustedError without room."""
         running = [each for each in change.records if each.desired is DesiredState.RUNNING]
         plan = self.plan(running)
         lacking = first_unplaced(plan.decisions)

@@ -182,7 +182,7 @@ class Workloads:
                 return None
             what, kind = _DESIRED[desired]
             changed = change(record, what, at=self._clock.wall(), desired=desired, retry=RetryState(), move=None)
-            message = f"it is to be {desired.value}"
+            message = f"requested state {desired.value}"
             origin = Origin(self._clock.wall(), EventSource.API, cause)
             event = workload_event(changed, kind, message, origin)
             return Batch(workloads=(changed,), events=(event,))
@@ -210,7 +210,7 @@ class Workloads:
                 return None
             changed = retry(record, at=self._clock.wall(), budget=RetryState())
             origin = Origin(self._clock.wall(), EventSource.API, cause)
-            event = workload_event(changed, EventKind.WORKLOAD_RETRIED, "it is to be run again", origin)
+            event = workload_event(changed, EventKind.WORKLOAD_RETRIED, "another attempt", origin)
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
@@ -243,5 +243,5 @@ def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
     """The batch that requests the deletion of a workload."""
     requested = change(record, Change.DELETED, at=clock.wall(), desired=DesiredState.DELETED, move=None)
     origin = Origin(clock.wall(), EventSource.API, cause)
-    event = workload_event(requested, EventKind.WORKLOAD_DELETE_REQUESTED, "it is to be deleted", origin)
+    event = workload_event(requested, EventKind.WORKLOAD_DELETE_REQUESTED, "deletion requested", origin)
     return Batch(workloads=(requested,), events=(event,))

@@ -1,7 +1,7 @@
-"""The replicas that are known, and the lookups over them. Pure.
+"""The replicas of one tree, and the lookups over them. Pure.
 
-A replica without a readable value counts as UNKNOWN: it stays in the table and has no address. A task that has
-replicas but none AVAILABLE is answered with an empty list.
+A replica without a readable value counts as UNKNOWN: it stays in the table and has no address. The answer for a task
+that has replicas but none AVAILABLE is an empty list.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The keeper's process: takes the lock, listens, answers, and goes when it is no longer needed.
+"""The keeper's process: takes the lock, listens, answers, and ends when it is no longer needed.
 
-Started by `launcher` as `python -m shoal.runtimes.keeper DATA_DIR IDLE_SECONDS AGENT_PID`. It detaches itself, says
-`ready` or what is wrong on its first standard output, and from then on speaks `protocol` on its socket. Signals that
-end other programs are ignored: only `shutdown` ends it, and only when nothing runs; or nobody having been connected
-for a while when nothing runs.
+Started by `launcher` as `python -m shoal.runtimes.keeper DATA_DIR IDLE_SECONDS AGENT_PID`. It detaches itself, prints
+`ready` or what is wrong, and then speaks `protocol` on its socket. It ignores the signals that end other programs. It
+ends when nothing runs, on `shutdown` or after IDLE_SECONDS without a connection.
 """
 
 from __future__ import annotations

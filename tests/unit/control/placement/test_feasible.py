@@ -171,7 +171,7 @@ def test_disks_and_volumes_reserve_space_in_storage_pools() -> None:
     assert check(free, asked) is None
     assert check(node(workload_types=types), asked) == "storage_pool: the node has no storage pool 'fast': it has none"
     used = free.with_tenant(WorkloadId("other"), request=spec.request, labels={})
-    assert check(used, asked) == "storage_pool: need 5 have 0 GB of storage pool 'slow'"
+    assert check(used, asked) == "storage_pool: needs 5 GB of storage pool 'slow', 0 free"
     again = used.without_tenant(WorkloadId("other"), request=spec.request)
     assert check(again, asked) is None
     # A foreign agent reports one pool and does not go by names.
@@ -195,11 +195,11 @@ def test_a_host_port_is_taken_once_for_each_protocol() -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (request(cpu=500), "cpu: need 500 have 200 millicores of cpu"),
-        (request(memory=500), "memory: need 500 have 300 MB of memory"),
-        (request(disk=50), "disk: need 50 have 40 GB of disk"),
-        (request(slots=2), "slots: need 2 have 1 slots"),
-        (request(slots=2, cpu=500, memory=500, disk=50), "slots: need 2 have 1 slots"),
+        (request(cpu=500), "cpu: needs 500 millicores of cpu, 200 free"),
+        (request(memory=500), "memory: needs 500 MB of memory, 300 free"),
+        (request(disk=50), "disk: needs 50 GB of disk, 40 free"),
+        (request(slots=2), "slots: needs 2 slots, 1 free"),
+        (request(slots=2, cpu=500, memory=500, disk=50), "slots: needs 2 slots, 1 free"),
         (request(cpu=200, memory=300, disk=40, slots=1), None),
     ],
 )
@@ -210,7 +210,7 @@ def test_resources_count_by_reservation(asked: PlacementRequest, expected: str |
 
 def test_a_node_that_shrank_has_nothing_and_still_takes_what_asks_for_nothing() -> None:
     facts = node(capacity=Resources(100, 100, 0, 0), reserved=Resources(800, 700, 0, 0))
-    assert check(facts, request(cpu=1)) == "cpu: need 1 have 0 millicores of cpu"
+    assert check(facts, request(cpu=1)) == "cpu: needs 1 millicores of cpu, 0 free"
     assert check(facts, request()) is None
 
 
@@ -218,7 +218,7 @@ def test_a_task_fits_into_the_memory_of_its_slots() -> None:
     facts = node(capacity=Resources(1000, 1000, 0, 3))
     assert check(facts, request(slots=1, memory=333)) is None
     assert check(facts, request(slots=1, memory=334)) == (
-        "slot_memory: need 334 MB but 1 of 3 slots have 333 MB of the node's 1000 MB"
+        "slot_memory: needs 334 MB but 1 of 3 slots have 333 MB of the node's 1000 MB"
     )
     assert check(facts, request(slots=2, memory=666)) is None
     assert check(facts, request(memory=1000)) is None

@@ -133,8 +133,8 @@ def test_an_update_that_no_longer_fits_moves() -> None:
     assert where([at_home(cpu=4500)], nodes) == ["b"]
     (decision,) = place([at_home(cpu=9000)], nodes).decisions
     assert [each.message for each in decision.rejections] == [
-        "need 9000 have 4000 millicores of cpu",
-        "need 9000 have 8000 millicores of cpu",
+        "needs 9000 millicores of cpu, 4000 free",
+        "needs 9000 millicores of cpu, 8000 free",
     ]
 
 
@@ -253,7 +253,7 @@ def test_a_group_that_does_not_fit_leaves_nothing_placed_and_says_who_was_left_o
     assert [[r.message for r in each.rejections] for each in plan.decisions] == [
         [],
         [],
-        ["need 3000 have 1000 millicores of cpu", "need 3000 have 1000 millicores of cpu"],
+        ["needs 3000 millicores of cpu, 1000 free", "needs 3000 millicores of cpu, 1000 free"],
     ]
 
 

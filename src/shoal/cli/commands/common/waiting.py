@@ -285,10 +285,14 @@ def explain(waited: Waited) -> None:
     for name in waited.having(Verdict.WAITING):
         judgement = waited.judgements[name]
         detail = f" ({judgement.detail})" if judgement.detail else ""
+        view, crashes = waited.views.get(name), judgement.state == WorkloadPhase.CRASH_LOOP
+        last = view.run.last_output if crashes and view is not None and view.run is not None else ""
         output.fail_with(
             f"workload {name} is still {judgement.state}{detail} after {format_duration(waited.timeout)}",
-            rejections=_rejections(waited.views.get(name)),
-            hint="nothing was undone: it continues; a longer --timeout waits for it",
+            output=last,
+            rejections=_rejections(view),
+            hint=_WAYS_ON.get(judgement.state, "a longer --timeout waits for it").format(name=name)
+            + "; nothing was undone: it continues",
         )
     for name in waited.having(Verdict.UNPLACED):
         view = waited.views.get(name)
@@ -301,6 +305,10 @@ def explain(waited: Waited) -> None:
         )
 
 
+_WAYS_ON: Mapping[str, str] = {
+    WorkloadPhase.CRASH_LOOP: "`shoal logs {name}` shows all of its output",
+    WorkloadPhase.WAITING_FOR_SECRET: "`shoal secret set` sets the secret, and it starts then",
+}
 _ROOM = frozenset({"slots", "cpu", "memory", "disk", "slot_memory", "port", "refused"})
 _MISSING: Mapping[str, str] = {
     "type": "there is a node whose agent can run {type} workloads",

@@ -23,12 +23,12 @@ from shoal.model.workloads import DesiredState, GroupRecord, MoveKind, RetryStat
 class RecordState(Described):
     """Where the record of a workload is."""
 
-    UNPLACED = "Unplaced", "It is to run, and its newest generation has no node."
+    UNPLACED = "Unplaced", "It should run, and its newest generation has no node."
     PLACED = "Placed", "A node owns its newest generation."
-    LEAVING = "Leaving", "Its owner is to remove its copy before another node gets it."
-    STOPPED = "Stopped", "It is not to run."
-    DELETING = "Deleting", "It is to be deleted, and a node owns it."
-    BURIED = "Buried", "It is to be deleted, and no node owns it. Older copies may be left."
+    LEAVING = "Leaving", "Its owner removes its copy before another node gets it."
+    STOPPED = "Stopped", "It should not run."
+    DELETING = "Deleting", "Its deletion was requested, and a node owns it."
+    BURIED = "Buried", "Its deletion was requested, and no node owns it. Older copies may be left."
 
 
 class Change(Described):
@@ -145,7 +145,7 @@ class GroupRecordState(Described):
 
     SETTLED = "Settled", "Every agent has accepted its part of the last change."
     CHANGING = "Changing", "A change is under way and can still be undone."
-    DELETING = "Deleting", "It is to be deleted."
+    DELETING = "Deleting", "Its deletion was requested."
 
 
 _G = GroupRecordState

@@ -234,7 +234,7 @@ def _towards_gone(facts: Facts) -> Step:
     if owner.lost:
         return LeaveNode(f"node {record.node_id} is lost; its copy is removed when it returns", copy_left=True)
     if command is None:
-        return SendDelete("it is to be deleted")
+        return SendDelete("deletion requested")
     if not command.accepted:
         return _send_when_due(facts, command, SendDelete(f"attempt {command.failures + 1}"))
     if owner.foreign:
