@@ -40,7 +40,8 @@ _NAME = Pattern(r"[^:/\x00-\x1f\x7f]{1,200}", "must be a name without ':', '/' a
 _PLAIN = re.compile(r"[^/\x00]+(/[^/\x00]+)*")
 
 ModelName = Annotated[str, _NAME]
-SubGraphName = Annotated[str, _NAME]
+#: A directory of this name holds the versions, so that it is none that is hidden, nor the one above.
+SubGraphName = Annotated[str, _NAME, Pattern(r"[^.].*", "must not begin with a dot")]
 
 
 def shard_sub_graph(shard: int) -> str:

@@ -56,7 +56,7 @@ _PIECE = 1 << 20
 _MAX_STATE_BYTES = 16 << 20
 #: `.<version>.part` is being written, `.<version>.gone` is being removed.
 _HIDDEN = re.compile(r"\.([0-9]{1,19})\.(part|gone)")
-_VERSION = re.compile(r"[0-9]{1,19}")
+_VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 #: In a version on an object store while it is written or removed.
 _UNFINISHED = ".unfinished"
 

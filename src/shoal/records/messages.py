@@ -21,6 +21,8 @@ from shoal.wire.pb.idl.matrix.proto.proto_parser_pb2 import Instance
 LABEL = "__LABEL__"
 LINE_ID = "__LINE_ID__"
 INSTANCE_WEIGHT = "instance_weight"
+#: More rows in one batch are refused: a made-up number must not claim all memory.
+MAX_BATCH_ROWS = 1 << 16
 #: Names that are no features.
 RESERVED = frozenset({LABEL, LINE_ID, INSTANCE_WEIGHT})
 
@@ -69,7 +71,7 @@ def batch_features(batch: ExampleBatch, row: int) -> Iterator[tuple[str, Feature
 def batch_to_instances(batch: ExampleBatch) -> list[Instance]:
     """Every row of a batch as an Instance. Raises `InvalidError`."""
     rows = []
-    for row in range(batch.batch_size):
+    for row in range(_count_of(batch)):
         instance = Instance()
         for name, feature in batch_features(batch, row):
             _add_to_instance(instance, name, feature)
@@ -83,7 +85,7 @@ def batch_to_examples(batch: ExampleBatch) -> list[Example]:
     """Every row of a batch as an Example. Raises `InvalidError`."""
     rows = []
     ids = {column.name: column.id for column in batch.named_feature_list}
-    for row in range(batch.batch_size):
+    for row in range(_count_of(batch)):
         example = Example(data_source_key=batch.data_source_key)
         for name, feature in batch_features(batch, row):
             if name not in RESERVED:
@@ -92,6 +94,13 @@ def batch_to_examples(batch: ExampleBatch) -> list[Example]:
                 _set_reserved(example, name, feature)
         rows.append(example)
     return rows
+
+
+def _count_of(batch: ExampleBatch) -> int:
+    """How many rows a batch has."""
+    if not 0 <= batch.batch_size <= MAX_BATCH_ROWS:
+        raise InvalidError([problem("batch_size", batch.batch_size, f"must be from 0 to {MAX_BATCH_ROWS}")])
+    return batch.batch_size
 
 
 def example_to_instance(example: Example) -> Instance:

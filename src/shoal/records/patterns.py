@@ -30,6 +30,7 @@ MAX_LIST_BYTES = 64 << 20
 
 _RANGE = re.compile(r"\{\s*([A-Z]+)\s*\(\s*([^(),{}]*?)\s*,\s*([^(),{}]*?)\s*\)\s*\}")
 _MAGIC = re.compile(r"[*?\[]")
+_HOURS = {text: hour for hour in range(24) for text in (f"{hour}", f"{hour:02}")}
 _DATES = {8: ("%Y%m%d", timedelta(days=1)), 10: ("%Y%m%d%H", timedelta(hours=1))}
 
 
@@ -182,9 +183,11 @@ def _moment(field: str, text: str, form: str) -> datetime:
     day, _, hour = text.partition(":")
     try:
         found = datetime.strptime(day, form).replace(tzinfo=UTC)
-        return found + timedelta(hours=int(hour)) if hour else found
-    except (ValueError, OverflowError):
-        raise InvalidError([problem(field, text, f"must be a date as {form}")]) from None
+        return found + timedelta(hours=_HOURS[hour]) if hour else found
+    except (ValueError, KeyError, OverflowError):
+        raise InvalidError(
+            [problem(field, text, f"must be a date as {form}, perhaps with an hour behind a colon")]
+        ) from None
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -143,6 +143,13 @@ def test_files_stay_in_their_version(base, path):
         export.put(path, b"")
 
 
+@pytest.mark.parametrize("name", [".", "..", ".hidden", "", "a/b"])
+def test_a_sub_graph_has_a_directory_of_its_own(base, name):
+    with pytest.raises(InvalidError, match="sub_graph: must"), write_export(base, ExportManifest("m", name, 7)):
+        pass
+    assert list_versions(base, "entry") == ()
+
+
 def test_a_file_is_written_once(base):
     with contextlib.suppress(InvalidError), write_export(base, manifest()) as export:
         export.put("a", b"")
@@ -394,5 +401,6 @@ def test_directories_that_are_not_ours_stay(base):
     with pytest.raises(PreconditionError, match="exists and is no version of ours"):
         write(base)
     write(base, 8)
+    files.write_atomic(f"{base}/entry/007/{EXPORT_FILE}", b"{}")
     assert files.read_bytes(f"{base}/entry/5/saved_model.pb") == b"graph"
     assert list_versions(base, "entry") == (8,)

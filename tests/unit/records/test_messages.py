@@ -6,7 +6,13 @@ import pytest
 from shoal.core.errors import InvalidError
 from shoal.records import fids
 from shoal.records.feature_list import parse_feature_list
-from shoal.records.messages import batch_to_examples, batch_to_instances, example_to_instance, instance_to_example
+from shoal.records.messages import (
+    MAX_BATCH_ROWS,
+    batch_to_examples,
+    batch_to_instances,
+    example_to_instance,
+    instance_to_example,
+)
 from shoal.records.random_data import random_example_batch, random_instance
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import SHARED, Example, ExampleBatch
 from shoal.wire.pb.idl.matrix.proto.line_id_pb2 import LineId
@@ -87,6 +93,13 @@ def test_a_column_of_the_wrong_length_is_refused(name, count, kind):
         column.feature.add()
     with pytest.raises(InvalidError, match=f"column {name}"):
         batch_to_instances(made)
+
+
+@pytest.mark.parametrize("convert", [batch_to_instances, batch_to_examples])
+@pytest.mark.parametrize("rows", [-1, MAX_BATCH_ROWS + 1])
+def test_a_batch_of_a_made_up_size_is_refused(convert, rows):
+    with pytest.raises(InvalidError, match="batch_size: must be from 0 to 65536"):
+        convert(ExampleBatch(batch_size=rows))
 
 
 def test_a_bad_line_id_is_refused():

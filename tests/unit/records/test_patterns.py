@@ -110,7 +110,8 @@ def test_days_and_hours():
         "hdfs:/d/2020-11-30/part-*",
     )
     assert dated_patterns("d", "20201130:23", "20201201:01", hourly=True) == ("d/20201130/23*", "d/20201201/00*")
-    for start, end in (("20201130", "20201130"), ("x", "20201130"), ("20201130:xx", "20201201")):
+    hours = [(f"20201130:{hour}", "20201205") for hour in ("xx", "24", "-1", "007", "1 ")]
+    for start, end in (("20201130", "20201130"), ("x", "20201130"), *hours):
         with pytest.raises(InvalidError):
             dated_patterns("d", start, end)
     with pytest.raises(ExhaustedError):

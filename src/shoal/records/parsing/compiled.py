@@ -20,12 +20,11 @@ from shoal.core.errors import CorruptError, ExhaustedError, InternalError
 from shoal.records import fids
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.payloads import Payloads
-from shoal.records.messages import INSTANCE_WEIGHT, LABEL, LINE_ID
+from shoal.records.messages import INSTANCE_WEIGHT, LABEL, LINE_ID, MAX_BATCH_ROWS
 from shoal.records.parsing.assembling import Ragged, dense_array, feature_array, ragged_array
 from shoal.records.parsing.compiled_lines import LineIdError, LineIds, bytes_array
 from shoal.records.parsing.kernels import examples, instances, values, wire
 from shoal.records.parsing.rules import (
-    MAX_BATCH_ROWS,
     MAX_VALUES,
     TAKEN,
     TAKEN_FIELDS,

@@ -17,10 +17,9 @@ from shoal.core.errors import CorruptError
 from shoal.records import fids
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.payloads import Payloads
-from shoal.records.messages import INSTANCE_WEIGHT, LABEL, LINE_ID, RESERVED
+from shoal.records.messages import INSTANCE_WEIGHT, LABEL, LINE_ID, MAX_BATCH_ROWS, RESERVED
 from shoal.records.parsing.assembling import Ragged, feature_array, ragged_array
 from shoal.records.parsing.rules import (
-    MAX_BATCH_ROWS,
     MAX_VALUES,
     TAKEN,
     TAKEN_FIELDS,

@@ -5,10 +5,9 @@ One definition for the plain and the compiled parser.
 
 from __future__ import annotations
 
+from shoal.records.messages import MAX_BATCH_ROWS
 from shoal.records.parsing.schema import Column, ColumnKind
 
-#: More rows in one batch are refused: a made-up number must not claim all memory.
-MAX_BATCH_ROWS = 1 << 16
 #: More values, or bytes, in one column are refused: one shared feature must not become gigabytes.
 MAX_VALUES = 1 << 27
 
