@@ -30,7 +30,7 @@ from shoal.serving.agents.parts import AgentParts
 from shoal.serving.agents.roles import PROXY, RoleAgent
 from shoal.serving.config.deployment import Deployment, FreePorts, Role, deploy, free_ports
 from shoal.serving.config.environment import read_environment
-from shoal.serving.config.settings import ServingSettings, read_settings
+from shoal.serving.config.settings import ServingSettings, cautions, read_settings
 from shoal.serving.metrics import ServingMetrics
 from shoal.serving.models import chosen
 from shoal.serving.models.files import ModelFiles
@@ -150,6 +150,8 @@ async def run_serving(
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     deployment = make_deployment(options, environ)
+    for each in cautions(deployment.settings):
+        log.warning("%s", each)
     program = await asyncio.to_thread(look_at_program, find_program(deployment))
     options.data_dir.mkdir(parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:

@@ -113,7 +113,9 @@ def test_a_unified_server_looks_at_its_file_by_itself_too():
 def test_a_unified_server_tries_bad_models_again_soon_unless_the_file_says_otherwise(tmp_path, line, flag):
     conf = tmp_path / "agent.conf"
     conf.write_text(f"bzid g\ndeploy_type unified\nagent_version 3\n{line}\n")
-    assert flags(read_settings(str(conf)), Role.UNIFIED).get("load_retry_interval_micros") == flag
+    found = flags(read_settings(str(conf)), Role.UNIFIED)
+    assert found.get("load_retry_interval_micros") == flag
+    assert found["num_load_threads"] == "4"
 
 
 def test_a_server_with_archon_gets_its_flags():

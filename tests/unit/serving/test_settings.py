@@ -7,7 +7,7 @@ import pytest
 from shoal.core.errors import InvalidError
 from shoal.serving.config.deployment import deploy
 from shoal.serving.config.environment import read_environment
-from shoal.serving.config.settings import ServingSettings, read_settings
+from shoal.serving.config.settings import ServingSettings, cautions, read_settings
 from shoal.serving.processes.commands import Program, model_server_command
 
 LEAST = "bzid gip\nbase_name m\nbase_path /d\ndeploy_type mixed\n"
@@ -140,17 +140,27 @@ def test_values(conf, line, field, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "micros"),
+    ("text", "micros", "threads", "said"),
     [
-        ("agent_version 3\ndeploy_type unified", 1_000_000),
-        ("agent_version 3\ndeploy_type unified\nload_retry_interval_micros 60000000", 60_000_000),
-        ("agent_version 1\ndeploy_type mixed\nbase_name m\nbase_path /m", 60_000_000),
+        ("agent_version 3\ndeploy_type unified", 1_000_000, 4, []),
+        (
+            # As Monolith's sample file has them.
+            "agent_version 3\ndeploy_type unified\nload_retry_interval_micros 60 * 1000 * 1000\nnum_load_threads 0",
+            60_000_000,
+            0,
+            ["num_load_threads 0: a stock", "tries a bad model for 300 s"],
+        ),
+        ("agent_version 3\ndeploy_type unified\nmax_num_load_retries 99", 1_000_000, 4, ["for 99 s"]),
+        ("agent_version 1\ndeploy_type mixed\nbase_name m\nbase_path /m", 60_000_000, 0, []),
     ],
-    ids=["layouts", "layouts, given", "roles"],
+    ids=["layouts", "layouts, given", "layouts, many tries", "roles"],
 )
-def test_a_bad_model_is_tried_again_soon_where_a_layout_waits_for_it(conf, text, micros):
+def test_a_bad_model_holds_up_no_others_where_a_layout_waits_for_it(conf, text, micros, threads, said):
     settings = read_settings(conf(f"bzid g\n{text}", least=""))
-    assert settings.load_retry_interval_micros == micros
+    assert (settings.load_retry_interval_micros, settings.num_load_threads) == (micros, threads)
+    found = list(cautions(settings))
+    assert len(found) == len(said)
+    assert all(words in each for words, each in zip(said, found, strict=True))
 
 
 def test_every_repeat_of_a_list_is_kept_in_order(conf):

@@ -196,6 +196,7 @@ def serve(
 
 
 def _check(options: ServeOptions) -> None:
+    from shoal.serving.config.settings import cautions
     from shoal.serving.processes.commands import find_program, find_proxy
     from shoal.serving.server import make_deployment
 
@@ -215,6 +216,8 @@ def _check(options: ServeOptions) -> None:
     hosts, control = deployment.settings.zk_servers or "", options.control_of(deployment.settings)
     pairs.append(("tree", _tree(hosts, control)))
     output.facts(pairs)
+    for each in cautions(deployment.settings):
+        output.warn(each)
     for address in asyncio.run(_unreachable(hosts, control)):
         output.warn(f"nothing listens at {address}, or it cannot be reached from here")
 

@@ -29,6 +29,10 @@ ROUGH_SORT_SERVERS = ("entry", "ps", "dense")
 
 #: With `agent_version` 3, unless the file says otherwise: a model server that tries a bad model takes no other layout.
 LAYOUT_RETRY_MICROS = 1000 * 1000
+#: The same: without threads a model server loads one model after the other, and a bad one holds up the rest.
+LAYOUT_LOAD_THREADS = 4
+#: Longer than this no bad model should hold up the next layout.
+_LONG_SECONDS = 30
 
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
@@ -44,10 +48,11 @@ class ModelServerSettings:
     enable_batching: bool = False
     allow_version_labels_for_unavailable_models: bool = False
     batching_parameters_file: str | None = None
+    #: With `agent_version` 3 it is 4.
     num_load_threads: int = 0
     num_unload_threads: int = 0
     max_num_load_retries: int = 5
-    #: With `agent_version` 3 a second: `LAYOUT_RETRY_MICROS`.
+    #: With `agent_version` 3 a second.
     load_retry_interval_micros: int = 60 * 1000 * 1000
     file_system_poll_wait_seconds: int = 1
     flush_filesystem_caches: bool = True
@@ -193,7 +198,25 @@ def settings_from(entries: Iterable[Entry], unread: Sequence[Problem] = ()) -> S
         raise InvalidError(problems)
     if values.get("agent_version") == 3:
         values.setdefault("load_retry_interval_micros", LAYOUT_RETRY_MICROS)
+        values.setdefault("num_load_threads", LAYOUT_LOAD_THREADS)
     return ServingSettings(**values)
+
+
+def cautions(settings: ServingSettings) -> Iterator[str]:
+    """What a file asks for that does not go well with layouts."""
+    if settings.agent_version != 3:
+        return
+    if settings.num_load_threads <= 0:
+        yield (
+            "num_load_threads 0: a stock model server loads one model after the other, so a slow or a bad one holds up "
+            f"the others; without the line it has {LAYOUT_LOAD_THREADS} threads"
+        )
+    seconds = settings.load_retry_interval_micros * settings.max_num_load_retries / 1e6
+    if seconds > _LONG_SECONDS:
+        yield (
+            "load_retry_interval_micros and max_num_load_retries: a stock model server tries a bad model for "
+            f"{seconds:g} s and takes no other layout meanwhile; without the lines it is 5 s"
+        )
 
 
 def _is_list(key: str) -> bool:
