@@ -1,1 +1,1 @@
-"""What callers see: the gRPC services (convert, call, convert), views, pages and the event feed. No decisions here."""
+"""What callers see: the gRPC services (conversion only), views, pages and the event feed. No decisions here."""

@@ -487,16 +487,18 @@ def test_a_runtime_that_does_not_answer_is_said_and_waited_for():
     assert handle(step.state, RunStarted("w.1", START), at()).state.stage is Stage.READY
 
 
+@pytest.mark.parametrize(
+    "event", [RunTroubled("w.1", "fetching its image"), RunStarted("w.1", START)], ids=["fetches", "runs"]
+)
 @pytest.mark.parametrize("failure", [FailureReason.STORAGE_ERROR, FailureReason.RUNTIME_ERROR])
-def test_a_start_without_an_answer_has_a_reason_and_a_next_try_until_it_is_answered(failure):
+def test_a_start_without_an_answer_has_a_reason_and_a_next_try_until_it_is_answered(failure, event):
     state = begin_life(intent(), rules(), at()).state
     again_at = at(4).now
     told = handle(state, RunTroubled("w.1", "no answer", failure, again_at), at()).state
     status = status_of(told)
     assert (status.state, status.failure, status.next_restart_at) == (RunState.PENDING, failure, again_at)
-    for event in (RunTroubled("w.1", "fetching its image"), RunStarted("w.1", START)):
-        status = status_of(handle(told, event, at()).state)
-        assert (status.failure, status.next_restart_at) == (FailureReason.NONE, None)
+    status = status_of(handle(told, event, at()).state)
+    assert (status.failure, status.next_restart_at) == (FailureReason.NONE, None)
 
 
 def test_an_end_before_the_answer_to_the_start_counts():

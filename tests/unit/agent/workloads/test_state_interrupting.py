@@ -77,9 +77,9 @@ def test_a_run_that_nobody_can_tell_of_is_neither_followed_nor_called_stopped(ho
     assert status_of(step.state).state is RunState.PENDING
 
 
-def test_a_start_that_was_interrupted_is_over_when_the_runtime_says_so():
+@pytest.mark.parametrize("never", [None, Exit(signal=15)], ids=["never started", "ended"])
+def test_a_start_that_was_interrupted_is_over_when_the_runtime_says_so(never):
     starting = begin_life(intent(), rules(), at()).state
     step = handle(starting, IntentChanged(intent(generation=2, desired=DesiredState.STOPPED), rules()), at(run="w.2"))
-    for never in (None, Exit(signal=15)):
-        over = handle(step.state, RunStopped("w.1", never), at(2, run="w.2"))
-        assert (status_of(over.state).state, verdict_of(over.state).error) == (RunState.STOPPED, "")
+    over = handle(step.state, RunStopped("w.1", never), at(2, run="w.2"))
+    assert (status_of(over.state).state, verdict_of(over.state).error) == (RunState.STOPPED, "")

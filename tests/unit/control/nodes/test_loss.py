@@ -77,16 +77,20 @@ class TestPolicies:
         await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         assert [each.code for each in (await kit.workload("web")).rejections] == ["stop_alone"]
 
-    async def test_rules_on_the_spec(self, kit):
-        for spec, field in (
+    @pytest.mark.parametrize(
+        ("spec", "field"),
+        [
             ({"failover": "stop"}, "spec.failover.after"),
             ({"failover": "keep", "after": 1.0}, "spec.failover.after"),
             ({"failover": "hope"}, "spec.failover.policy"),
             ({"migrate": "before", "at_most_one": True}, "spec.failover.migrate"),
             ({"failover": "stop", "after": 9.0, "at_most_one": True}, "spec.failover.policy"),
-        ):
-            answer = await kit.apply("web", **spec)
-            assert [each.field for each in answer.problems] == [field], spec
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+    )
+    async def test_rules_on_the_spec(self, kit, spec, field):
+        answer = await kit.apply("web", **spec)
+        assert [each.field for each in answer.problems] == [field]
 
 
 class TestMassLoss:

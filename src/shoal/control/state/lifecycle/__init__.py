@@ -1,4 +1,4 @@
 """The lifecycle of workloads, groups and nodes: their states, what moves them, and every raise of a generation. Pure.
 
-`changes` holds the stored record of a workload, `phases` the state that people see, `groups` and `nodes` theirs.
+`changes` has the tables of workloads and groups, `nodes` that of nodes, `phases` the states that people see.
 """
