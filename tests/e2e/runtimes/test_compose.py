@@ -35,6 +35,7 @@ from shoal.runtimes.container.engine import connection
 from shoal.runtimes.container.engine.api import EngineApi
 from shoal.runtimes.container.engine.connection import Connect
 from shoal.runtimes.container.engine.finding import PodmanService
+from shoal.runtimes.guard import client as guard_client
 from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
 from tests.e2e.runtimes.containers import compose_command, connect_to
 from tests.e2e.runtimes.processes import is_alive, wait_until
@@ -359,6 +360,19 @@ async def test_what_an_update_adds_to_an_at_most_one_project_is_guarded(
     ended = await wait_ended(runtime, "web-1")
     assert ended.ended_by == "deadline"
     assert pids(engine) == {}
+
+
+async def test_an_at_most_one_project_that_no_guard_can_end_is_refused(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for an agent that runs in a container itself: the processes of its engine are out of its sight."""
+    runtime = await open_runtime()
+    monkeypatch.setattr(guard_client, "belongs", lambda pid, ids: False)
+    with pytest.raises(RunError, match="cannot be guarded") as raised:
+        await runtime.start(replace(request({"db": SLEEP}), deadline=SystemClock().monotonic() + 600))
+    assert (raised.value.failure, raised.value.transient) == (FailureReason.RUNTIME_ERROR, False)
+    assert engine.containers() == []
+    assert runtime._guard.container_ids == frozenset()
 
 
 async def test_an_at_most_one_project_without_guards_is_killed_by_the_next_agent(

@@ -72,8 +72,8 @@ async def test_a_container_ends_at_its_deadline_and_others_go_on(
     guard: Guard, start_container: Callable[[], Container]
 ) -> None:
     (left, left_pid), (kept, kept_pid), (_, other) = start_container(), start_container(), start_container()
-    assert guard.can_see(left, left_pid)
-    assert not guard.can_see(left, kept_pid)
+    assert guard.can_kill(left, left_pid)
+    assert not guard.can_kill(left, kept_pid)
     await guard.protect(left, in_seconds(600))
     await guard.protect(kept, in_seconds(600))
     guard.extend((left, "nobody"), in_seconds(0.2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from shoal.runtimes.container.engine.choice import CHOICE_FILE, ChosenEngine, En
 from shoal.runtimes.container.engine.finding import EngineFinder, PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.finding import has_runs
+from shoal.runtimes.guard import client as guard_client
 from shoal.testing.engine import FakeEngine, FakePull, Fault
 
 pytestmark = pytest.mark.integration
@@ -416,3 +418,28 @@ async def test_a_process_of_this_machine_is_not_taken_for_one_of_an_engine_elsew
     runtime = await opened()
     assert (await runtime.start(request())).pid == os.getpid()
     assert await runtime.usage(RunId("web-1")) is None
+
+
+async def test_an_at_most_one_container_that_no_guard_can_end_is_refused(opened, engine: FakeEngine) -> None:
+    engine.pid = os.getpid()  # of no container
+    runtime = await opened()
+    with pytest.raises(RunError, match="cannot be guarded") as raised:
+        await runtime.start(replace(request(), deadline=SystemClock().monotonic() + 600))
+    assert raised.value.failure is FailureReason.RUNTIME_ERROR
+    assert engine.containers == {}
+
+
+async def test_an_at_most_one_container_that_ends_at_once_was_started(opened, engine: FakeEngine, monkeypatch) -> None:
+    engine.pid = os.getpid()
+
+    def ends(pid: int, container_ids: tuple[str, ...]) -> bool:
+        engine.end("shoal-n1-web", 5)
+        return False
+
+    monkeypatch.setattr(guard_client, "belongs", ends)
+    runtime = await opened()
+    await runtime.start(replace(request(), deadline=SystemClock().monotonic() + 600))
+    ended = await wait_ended(runtime, "web-1")
+    assert ended.exit is not None
+    assert ended.exit.code == 5
+    await until(lambda: not runtime._guard.container_ids)  # it is gone, and its guards end with the runtime

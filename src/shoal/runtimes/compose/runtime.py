@@ -63,6 +63,7 @@ from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.images import ImagePulls
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.records import RunRecords, is_process_of
+from shoal.runtimes.container.starting import check_guarded
 from shoal.runtimes.guard.client import Guard
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter, add_up
@@ -498,6 +499,9 @@ class ComposeRuntime:
                 await self._guard.protect(str(each["Id"]), deadline)
             faults.reach("compose.create.after")
         await self._compose(_UP, content, workload_id, folder, lock=lock)
+        if deadline is not None:
+            for each in await self._containers(api, workload_id):
+                await check_guarded(api, self._guard, str(each["Id"]), self._clock)
         faults.reach("compose.start.after")
 
     async def _compose(

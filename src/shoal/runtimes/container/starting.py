@@ -24,6 +24,8 @@ from shoal.runtimes.guard.client import Guard
 from shoal.runtimes.host_paths import is_protected, own_paths
 
 _ROOT = "/"
+#: How often the first process of an at-most-one container is looked for.
+_LOOKS, _LOOK_SECONDS = 10, 0.1
 #: The address of an engine on this machine.
 _HERE = "unix://"
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - only to see whether a container could listen there
@@ -38,6 +40,24 @@ def check_mounts(spec: ContainerSpec, own: Sequence[str]) -> None:
                 failure=FailureReason.INVALID_SPEC,
                 hint="use a directory that shows nothing of the machine, or start the agent with --allow-privileged",
             )
+
+
+async def check_guarded(api: EngineApi, guard: Guard, container_id: str, clock: Clock) -> None:
+    """Check that a guard can end a container that was started. Raises `RunError`.
+
+    One that ends at this moment has no process any more, and the engine may not know yet.
+    """
+    for _ in range(_LOOKS):
+        found = await api.container(container_id)
+        pid = 0 if found is None else int(found["State"].get("Pid") or 0)
+        if not pid or guard.can_kill(container_id, pid):
+            return
+        await clock.sleep(_LOOK_SECONDS)
+    raise RunError(
+        "an at-most-one container cannot be guarded: its processes are not the agent's to see and to kill",
+        failure=FailureReason.RUNTIME_ERROR,
+        hint="run the agent as root on the host of the engine, outside of a container",
+    )
 
 
 async def _check_ports(api: EngineApi, spec: ContainerSpec, present: str) -> None:
@@ -74,6 +94,7 @@ class Starter:
         self._workloads = workloads
         self._owner = owner
         self._guard = guard
+        self._clock = clock
         self._pulls = images.ImagePulls(clock)
         self._allow_privileged = allow_privileged
         #: The ids of containers that are being tried now.
@@ -120,7 +141,8 @@ class Starter:
             found = await api.container(container_id)
             if found is None:
                 raise UnavailableError(f"the container of run {request.run_id!r} is gone right after its start")
-            self._check_guard(request, found)
+            if request.deadline is not None:
+                await check_guarded(api, self._guard, container_id, self._clock)
         except EngineError as error:
             await self._remove(api, container_id)
             raise failures.run_error(error, failures.judge_start(error), what="cannot start the container") from error
@@ -153,15 +175,6 @@ class Starter:
         except EngineError as error:
             raise failures.run_error(error, failures.judge_start(error), what="cannot create the container") from error
         return container_id
-
-    def _check_guard(self, request: RunRequest, found: dict[str, Any]) -> None:
-        pid = int(found["State"].get("Pid") or 0)
-        if request.deadline is not None and pid and not self._guard.can_see(str(found["Id"]), pid):
-            raise RunError(
-                "an at-most-one container cannot be guarded: its processes are not visible to the agent",
-                failure=FailureReason.RUNTIME_ERROR,
-                hint="run the agent on the host of the engine, outside of a container",
-            )
 
     async def _remove(self, api: EngineApi, container_id: str) -> None:
         with contextlib.suppress(ShoalError):

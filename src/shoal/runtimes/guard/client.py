@@ -21,7 +21,7 @@ from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import ShoalError, UnavailableError
 from shoal.core.tasks import TaskScope
 from shoal.runtimes.clocks import LinuxClock
-from shoal.runtimes.guard.process import belongs
+from shoal.runtimes.guard.process import belongs, may_kill
 from shoal.runtimes.guard.table import GuardTable
 
 log = logging.getLogger(__name__)
@@ -114,9 +114,12 @@ class Guard:
         return frozenset(self._slots)
 
     @staticmethod
-    def can_see(container_id: str, pid: int) -> bool:
-        """Whether the processes of a container can be found from here. Not if the agent runs in a container itself."""
-        return belongs(pid, (container_id,))
+    def can_kill(container_id: str, pid: int) -> bool:
+        """Whether the first process of a container can be found from here, and killed.
+
+        Not if the agent runs in a container itself, or without root while the container has another user.
+        """
+        return belongs(pid, (container_id,)) and may_kill(pid)
 
     # --- the processes ------------------------------------------------------------------------------------
 

@@ -79,7 +79,8 @@ def kill_containers(container_ids: Collection[str], *, proc: Path = PROC) -> int
     for entry in os.listdir(proc):  # noqa: PTH208 as names are all that is needed, many of them
         if not entry.isdigit() or not belongs(int(entry), container_ids, proc=proc):
             continue
-        with contextlib.suppress(ProcessLookupError):
+        # Without root some may be another user's. The first process of a container takes them with it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             handle = os.pidfd_open(int(entry))
             try:
                 # The number may have been given to another process since: the handle cannot.
@@ -89,6 +90,17 @@ def kill_containers(container_ids: Collection[str], *, proc: Path = PROC) -> int
             finally:
                 os.close(handle)
     return killed
+
+
+def may_kill(pid: int) -> bool:
+    """Whether this user may end a process, or it is gone."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
 
 
 def belongs(pid: int, container_ids: Collection[str], *, proc: Path = PROC) -> bool:
