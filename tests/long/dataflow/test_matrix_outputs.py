@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from shoal.dataflow.execution import chain
-from shoal.dataflow.operators.joins import buffer
+from shoal.dataflow.operators.joins import buffer, window
+from shoal.dataflow.operators.windows import stored
 from tests.unit.dataflow.matrix.cases import Case, SinkCase
 from tests.unit.dataflow.matrix.outputs import INTERVALS, ROWS, WIDTHS, check, combinations
 
@@ -21,8 +22,9 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of joins in RocksDB lie there from the first one on; state is taken in by single key groups."""
-    monkeypatch.setattr(buffer, "MOST_BYTES", -1)
+    """What may lie in RocksDB lies there from the first row on; state is taken in by single key groups."""
+    for module in (buffer, window, stored):
+        monkeypatch.setattr(module, "MOST_BYTES", -1)
     monkeypatch.setattr(chain, "_PIECE_BYTES", 1)
 
 

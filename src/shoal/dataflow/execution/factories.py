@@ -55,6 +55,7 @@ from shoal.dataflow.operators.users.custom import CustomOperator
 from shoal.dataflow.operators.users.own import UserOperator
 from shoal.dataflow.operators.users.process import ProcessOperator
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
+from shoal.dataflow.operators.windows.stored import StoredWindowAggregate
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import Role, kind_of
 
@@ -67,7 +68,7 @@ class Work:
     inputs: Sequence[Facts]
     facts: Facts
     role: Role
-    #: Where state of process functions lies, and rows of joins: memory or rocks.
+    #: Where state of process functions and windows lies, and rows of joins: memory or rocks.
     state: str = "memory"
     #: Whether the steps behind a merge tell its inputs apart again.
     keep_apart: bool = False
@@ -198,6 +199,8 @@ def _grouped(grouping: Grouping, window: Window | None, firing: Firing, work: Wo
             return running.RunningAggregate(
                 grouping=grouping, emits_changes=work.facts.changes, takes_changes=work.inputs[0].changes
             )
+        case SlidingWindow() if work.state == "rocks" and firing == Firing():
+            return StoredWindowAggregate(grouping=grouping, window=window)
         case SlidingWindow():
             return WindowAggregate(grouping=grouping, window=window, firing=firing)
         case SessionWindow():
@@ -256,7 +259,7 @@ def _join(work: Work) -> StepOperator:
         case JoinMode.REGULAR:
             return RegularJoin(emits_changes=work.facts.changes, ttl=node.ttl, state=work.state, **settings)
         case JoinMode.WINDOW if isinstance(node.window, SlidingWindow):
-            return WindowJoin(window=node.window, emits_time=work.facts.needs_time, **settings)
+            return WindowJoin(window=node.window, emits_time=work.facts.needs_time, state=work.state, **settings)
         case JoinMode.INTERVAL:
             return IntervalJoin(lower=node.lower, upper=node.upper, state=work.state, **settings)
         case JoinMode.ASOF:

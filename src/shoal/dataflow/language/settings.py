@@ -110,7 +110,7 @@ class FlowSettings:
     #: Seconds of event time that one split of a source may be ahead of another that still has rows to read; 0 for any.
     #: Windows stay open for the slowest split, so this bounds their state while a source catches up.
     split_drift: float = 600.0
-    #: Where keyed state of process functions lies: in memory, or in RocksDB for more than fits there.
+    #: Where state of process functions, windows and joins lies: in memory, or in RocksDB for more than fits there.
     state: str = "memory"
     #: A directory below which runs have one of their own each, for state that does not fit into memory; what runs that
     #: were killed left there is removed. An app's is in its `data_dir`; without one it is among the temporary files.

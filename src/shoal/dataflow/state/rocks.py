@@ -25,6 +25,8 @@ from shoal.dataflow.state.tables import TableState
 #: RocksDB's own defaults today; the guide names them, so they are set here.
 _MEMTABLE, _MEMTABLES = 16 * 1024 * 1024, 2
 _CACHE = 32 * 1024 * 1024
+#: Bits for each key, which tell that a file does not have it; most keys that are asked for are new.
+_BLOOM_BITS = 10
 _GROUP = struct.Struct(">H")
 _MOMENT = struct.Struct(">q")
 #: Above every key group.
@@ -49,6 +51,7 @@ class RocksState:
         options.set_max_write_buffer_number(_MEMTABLES)
         table = rocksdict.BlockBasedOptions()
         table.set_block_cache(rocksdict.Cache(_CACHE))
+        table.set_bloom_filter(_BLOOM_BITS, False)
         options.set_block_based_table_factory(table)
         self._path = path
         #: Nothing that is to go has an earlier moment.

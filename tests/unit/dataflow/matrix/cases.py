@@ -44,6 +44,7 @@ from shoal.dataflow.operators.users import opaque, records
 from shoal.dataflow.operators.users.custom import CustomOperator
 from shoal.dataflow.operators.users.process import ProcessOperator
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
+from shoal.dataflow.operators.windows.stored import StoredWindowAggregate
 from shoal.topics.base import TopicPartition
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.float64()), ("time", pa.int64())])
@@ -137,6 +138,14 @@ OPERATORS = (
         lambda a: a.window(tumbling(seconds=1)).aggregate(n=("*", "count"), top=("value", "max")),
     ),
     Case("sliding", WindowAggregate, lambda a: a.group_by("key").window(sliding(1, 0.1)).mean("value")),
+    Case(
+        "sliding in rocks",
+        StoredWindowAggregate,
+        lambda a: (
+            a.group_by("key").window(sliding(1, 0.1)).aggregate(n=("*", "count"), kinds=("value", "count_distinct"))
+        ),
+        settings={"state": "rocks"},
+    ),
     Case("session", SessionAggregate, lambda a: a.window(session(gap_seconds=1)).count()),
     # Which rows are in one window depends on their order: there is one split.
     Case("count window", CountAggregate, lambda a: a.window(count(10)).sum("value"), splits=1),
@@ -179,6 +188,13 @@ OPERATORS = (
     ),
     Case("join of unique", UniqueJoin, lambda a, b: a.join(b, on="key", right_is_unique=True), 2),
     Case("window join", WindowJoin, lambda a, b: a.join(b, on="key", window=tumbling(seconds=1), how="left"), 2),
+    Case(
+        "window join in rocks",
+        WindowJoin,
+        lambda a, b: a.join(b, on="key", window=tumbling(seconds=1), how="outer"),
+        2,
+        settings={"state": "rocks"},
+    ),
     Case("interval join", IntervalJoin, lambda a, b: a.join(b, on="key", within=("-1s", "1s"), how="outer"), 2),
     Case("as-of join", AsOfJoin, lambda a, b: a.asof_join(b, on="key"), 2),
     Case("table join", TableJoin, lambda a, b: a.join(Table("t", b, ("key",)), on="key", how="left"), 2, endless=1),

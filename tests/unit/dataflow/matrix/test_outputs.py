@@ -16,7 +16,8 @@ from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution import chain, sources
 from shoal.dataflow.execution.event_time import Watermarks
 from shoal.dataflow.execution.morsels import MorselStep
-from shoal.dataflow.operators.joins import buffer
+from shoal.dataflow.operators.joins import buffer, window
+from shoal.dataflow.operators.windows import stored
 from tests.unit.dataflow.matrix.cases import OPERATORS, SINKS, TINY
 from tests.unit.dataflow.matrix.outputs import (
     INTERVALS,
@@ -34,8 +35,9 @@ from tests.unit.dataflow.matrix.outputs import (
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of joins in RocksDB lie there from the first one on; state is taken in by single key groups."""
-    monkeypatch.setattr(buffer, "MOST_BYTES", -1)
+    """What may lie in RocksDB lies there from the first row on; state is taken in by single key groups."""
+    for module in (buffer, window, stored):
+        monkeypatch.setattr(module, "MOST_BYTES", -1)
     monkeypatch.setattr(chain, "_PIECE_BYTES", 1)
 
 

@@ -25,7 +25,7 @@ from shoal.dataflow.execution.hosts.control_messages import HostCounts, HostShar
 from shoal.dataflow.execution.routing import Channels, Connect
 from shoal.dataflow.execution.scratch import Scratch, make_scratch
 from shoal.dataflow.execution.task import Task
-from shoal.dataflow.language.logical import Custom, Join, Process
+from shoal.dataflow.language.logical import Aggregate, Custom, Join, Process, Reduce
 from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.physical import PhysicalPlan, key_groups_of
 from shoal.dataflow.plan.prepared import PreparedPlan
@@ -215,8 +215,12 @@ class TaskHost:
             scratch.remove()
 
 
+#: Nodes whose steps may have their state in RocksDB.
+_STORED = Process | Join | Aggregate | Reduce
+
+
 def _needs_scratch(plan: PhysicalPlan, settings: FlowSettings) -> bool:
     """Whether a step may put something on disk while it runs: state in RocksDB, or what a user's operator likes to."""
     nodes = [step.node for stage in plan.stages for step in stage.steps]
-    with_state = settings.state == "rocks" and any(isinstance(node, Process | Join) for node in nodes)
+    with_state = settings.state == "rocks" and any(isinstance(node, _STORED) for node in nodes)
     return with_state or any(isinstance(node, Custom) for node in nodes)

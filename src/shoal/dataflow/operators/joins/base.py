@@ -44,7 +44,8 @@ class KeyedJoin(StepOperator):
     ) -> None:
         self.columns = JoinedColumns(left, right, left_keys, right_keys, suffix)
         self.keeps = (kind in (JoinKind.LEFT, JoinKind.OUTER), kind in (JoinKind.RIGHT, JoinKind.OUTER))
-        make_store = self._open_store if state == "rocks" else None
+        self.is_stored = state == "rocks"
+        make_store = self._open_store if self.is_stored else None
         self.buffers = (RowBuffer(make_store), RowBuffer(make_store))
         self._store: RowStore | None = None
         self.index = KeyIndex(left_keys)

@@ -4,6 +4,9 @@ Rows wait for the end of their windows; a row whose windows have all ended is la
 out once for each window that both rows are in. The result has the window's bounds, and its last microsecond as event
 time, as windowed aggregates. Windows that end at once are joined at once, so that many small ones cost no more than
 one with as many rows: what comes out is in the order of windows, and never more in one batch than it may hold.
+
+Where rows may lie on disk they are kept in slices by key, which are joined one after the other, so that a window may
+have more rows than fit into memory. Windows then come in their order within each slice.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch
-from shoal.dataflow.language.keys import Array, Integers, combined
+from shoal.dataflow.language.keys import Array, Integers, combined, groups_of, hash_arrays, partition
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.base import OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, same_type
@@ -31,19 +34,29 @@ from shoal.dataflow.operators.keys.index import KeyIndex
 from shoal.dataflow.operators.keys.tables import check_fingerprint
 from shoal.dataflow.operators.windows import bounds
 from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.tables import Table, TableState, merge
 
 _SIDES = ("left", "right")
+#: Slices of the keys of a task, where rows may lie on disk.
+_SLICES = 16
+#: Bytes of rows of all slices and both sides that stay in memory then.
+MOST_BYTES = 32 * 1024 * 1024
 
 
 class WindowJoin(KeyedJoin):
     """Pairs of rows with equal keys and window."""
+
+    restores_in_pieces = True
 
     def __init__(self, *, window: SlidingWindow, emits_time: bool = False, **settings: Any) -> None:
         super().__init__(**settings)
         self.fingerprint = {name: f"{words} in {window}" for name, words in self.fingerprint.items()}
         self._window = window
         self._emits_time = emits_time
-        self._sides = (PaneRows(), PaneRows())
+        slices, make_store = (_SLICES, self._open_store) if self.is_stored else (1, None)
+        most = MOST_BYTES // (2 * slices)
+        #: The rows of both sides, of each slice.
+        self._slices = [(PaneRows(make_store, most), PaneRows(make_store, most)) for _ in range(slices)]
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Let rows wait for the end of their windows."""
@@ -53,66 +66,96 @@ class WindowJoin(KeyedJoin):
             batch = batch.filter(pa.array(~late))
         if not self.keeps[port]:
             batch = self.without_null_keys(batch, port, out)
-        if batch.num_rows:
-            self._sides[port].add(batch, event_times(batch) // self._window.pane)
+        for number, some in self._sliced(batch, port):
+            self._slices[number][port].add(some, event_times(some) // self._window.pane)
+
+    def _sliced(self, batch: Batch, port: int) -> list[tuple[int, Batch]]:
+        """The rows of each slice."""
+        if len(self._slices) == 1:
+            return [(0, batch)] if batch.num_rows else []
+        hashes = hash_arrays(self._key_columns(batch, port))
+        slices = groups_of(hashes, self.context.key_groups.total) % len(self._slices)
+        return partition(batch, slices, len(self._slices))
 
     def on_watermark(self, time: int, out: Output) -> None:
         """Emit the pairs of the windows that have ended, and free rows that no window needs."""
         if time <= self.watermark:
             return
         before, self.watermark = self.watermark, time
-        panes = sorted({*self._sides[LEFT].panes, *self._sides[RIGHT].panes})
+        for sides in self._slices:
+            self._fire_slice(sides, before, out)
+
+    def _fire_slice(self, sides: _Sides, before: int, out: Output) -> None:
+        time = self.watermark
+        panes = sorted({*sides[LEFT].panes, *sides[RIGHT].panes})
         if not panes:
             return
         due = bounds.due_ends(self._window, panes, before, time)
         while some := list(itertools.islice(due, self.context.max_rows)):
-            self._fire(np.array(some), panes, out)
+            self._fire(np.array(some), panes, sides, out)
         first = bounds.first_needed(self._window, time) // self._window.pane if time < END_OF_TIME else panes[-1] + 1
-        for side in self._sides:
+        for side in sides:
             side.free_before(first)
 
     def statistics(self) -> dict[str, int]:
         """What waits, and what was late."""
-        left, right = self._sides
-        return {**self.late_rows(), "left_rows": len(left), "right_rows": len(right)}
+        left, right = (sum(len(sides[port]) for sides in self._slices) for port in (LEFT, RIGHT))
+        return {**self.late_rows(), "left_rows": left, "right_rows": right}
 
     def snapshot(self) -> OperatorState:
         """Waiting rows that came, by key group."""
         total = self.context.key_groups.total
-        found = {name: self._sides[port].changes(self._key_names(port), total) for port, name in enumerate(_SIDES)}
+        found: dict[str, list[TableState]] = {name: [] for name in _SIDES}
+        whole = []
+        for sides in self._slices:
+            for port, name in enumerate(_SIDES):
+                table, is_whole = sides[port].changes(self._key_names(port), total)
+                found[name] += [] if table is None else [table]
+                whole.append(is_whole)
         return OperatorState(
             shared=pack({}, watermark=self.watermark, **self.fingerprint),
-            tables={name: table for name, (table, _whole) in found.items() if table is not None},
-            is_whole=all(is_whole for _table, is_whole in found.values()),
+            tables={name: parts[0] if len(parts) == 1 else merge(parts) for name, parts in found.items() if parts},
+            is_whole=all(whole),
         )
 
     def restore(self, states: Iterable[OperatorState]) -> None:
-        """Take waiting rows in."""
-        states = list(states)
-        facts = [unpack(state.shared).facts for state in states if state.shared]
-        for each in facts:
-            check_fingerprint(each, self.fingerprint)
-        self.watermark = min((each["watermark"] for each in facts), default=START_OF_TIME)
-        first = bounds.first_needed(self._window, self.watermark) // self._window.pane
-        for port, name in enumerate(_SIDES):
-            for state in states:
+        """Take waiting rows in. The states come one by one, and all tasks had one watermark."""
+        watermarks = []
+        for state in states:
+            if state.shared:
+                facts = unpack(state.shared).facts
+                check_fingerprint(facts, self.fingerprint)
+                watermarks.append(facts["watermark"])
+            first = bounds.first_needed(self._window, min(watermarks, default=START_OF_TIME)) // self._window.pane
+            for port, name in enumerate(_SIDES):
                 if name in state.tables:
-                    self._sides[port].restore(state.tables[name].rows, first)
-            self._sides[port].begin_tracking()
+                    self._restore_side(state.tables[name].rows, port, first)
+        self.watermark = min(watermarks, default=START_OF_TIME)
+        for sides in self._slices:
+            for side in sides:
+                side.begin_tracking()
+
+    def _restore_side(self, rows: Table, port: int, first: int) -> None:
+        if len(self._slices) == 1:
+            self._slices[0][port].restore(rows, first)
+            return
+        for batch in rows.combine_chunks().to_batches():
+            for number, some in self._sliced(batch, port):
+                self._slices[number][port].restore(pa.Table.from_batches([some]), first)
 
     # -- pairs ------------------------------------------------------------------------------------------------
 
-    def _fire(self, ends: Integers, panes: list[int], out: Output) -> None:
+    def _fire(self, ends: Integers, panes: list[int], sides: _Sides, out: Output) -> None:
         """Windows that are due, in their order: as many of them at once as a batch has rows, one of them at least."""
         pane = self._window.pane
         starts = ends - self._window.size
         panes = panes[bisect_left(panes, int(starts[0]) // pane) : bisect_left(panes, int(ends[-1]) // pane)]
         numbers = np.array(panes)
         first, behind = (np.searchsorted(numbers, bound // pane) for bound in (starts, ends))
-        totals = [np.append(0, np.cumsum(side.counts(panes))) for side in self._sides]
+        totals = [np.append(0, np.cumsum(side.counts(panes))) for side in sides]
         for some in _stretches(sum(total[behind] - total[first] for total in totals), self.context.max_rows):
             low, high = first[some.start], behind[some.stop - 1]
-            rows = [side.of(panes[low:high]) for side in self._sides]
+            rows = [side.of(panes[low:high]) for side in sides]
             ranges = [(total[first[some]] - total[low], total[behind[some]] - total[low]) for total in totals]
             self._emit(_Windows(ends[some], rows, ranges), out)
 
@@ -196,6 +239,7 @@ class WindowJoin(KeyedJoin):
         return [same_type(combined(column), kind) for column, kind in zip(found, kinds, strict=True)]
 
 
+_Sides: TypeAlias = tuple[PaneRows, PaneRows]
 _NO_ROWS = np.zeros(0, np.int64)
 _NOBODY = -1
 

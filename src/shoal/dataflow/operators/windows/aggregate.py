@@ -32,6 +32,7 @@ from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.keys.index import KeyIndex
 from shoal.dataflow.operators.keys.liveness import Liveness
 from shoal.dataflow.operators.keys.tables import (
+    check_fingerprint,
     fingerprint,
     key_names,
     numbers_of,
@@ -44,12 +45,13 @@ from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
 from shoal.dataflow.operators.windows.packed import Block, PackedPanes, distinct_panes, together
 from shoal.dataflow.operators.windows.panes import Pane, present_only
 from shoal.dataflow.operators.windows.sliding import Combination, between, make_combination
-from shoal.dataflow.state.blobs import pack
+from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import are_most
 from shoal.dataflow.state.tables import TableState
 
 LATE = "late"
-_PANE = "__pane"
+#: The column of a snapshot that has the pane.
+PANE = "__pane"
 #: Results of more windows are never in memory at once: those made in a matrix, and those of windows with few rows.
 _MOST_AT_ONCE = 256
 _MOST_SMALL = 4096
@@ -151,10 +153,8 @@ class WindowAggregate(Aggregating):
 
     def snapshot(self) -> OperatorState:
         """What changed of panes, by key group."""
-        if self._plan is None:
-            return OperatorState(shared=pack({}, watermark=self._watermark, **self._fingerprint))
-        shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._fingerprint)
-        if not self._index.is_bound:
+        shared = self.shared_state()
+        if self._plan is None or not self._index.is_bound:
             return OperatorState(shared=shared)
         is_whole = not self._is_tracking or self._has_changed_mostly()
         if is_whole:
@@ -165,18 +165,65 @@ class WindowAggregate(Aggregating):
             tables["emitted"] = self._emitted.changes(self._index, self._plan, self._context.key_groups.total)
         return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
+    def shared_state(self) -> bytes:
+        """What belongs to no key: the columns of the input, and event time."""
+        tables = {} if self._plan is None else {"input": self._plan.schema.empty_table()}
+        return pack(tables, watermark=self._watermark, **self._fingerprint)
+
+    @property
+    def watermark(self) -> int:
+        """How far event time has come."""
+        return self._watermark
+
+    @property
+    def plan(self) -> AggregatePlan:
+        """What is kept; known as soon as rows have come, or were restored."""
+        return self._plan_there()
+
+    def panes(self) -> set[int]:
+        """The panes that have rows."""
+        return {*self._panes, *self._packed.before(END_OF_TIME)}
+
+    def size_of_panes(self) -> int:
+        """How many bytes all of them are as a table."""
+        return self._all_panes(self._plan_there()).nbytes if self.panes() else 0
+
+    def take_all(self) -> TableState:
+        """All panes, of which there is one at least. They are here no longer."""
+        plan = self._plan_there()
+        found = self._all_panes(plan)
+        self._panes, self._order, self._packed = {}, [], PackedPanes(plan.specs)
+        if self._is_tracking:
+            self._packed.begin_tracking()
+        self._index, self._liveness = KeyIndex(self._grouping.keys), Liveness()
+        if self._combination is not None:
+            self._combination.reset()
+        return found
+
+    def check(self, state: OperatorState) -> None:
+        """Refuse state of another form."""
+        if state.shared:
+            check_fingerprint(unpack(state.shared).facts, self._fingerprint)
+
+    def _all_panes(self, plan: AggregatePlan) -> TableState:
+        capacity = len(self._index)
+        parts = [(pane, self._panes[pane].peek(capacity)) for pane in self._pane_order()]
+        return self._table(plan, parts, self._packed.peek(START_OF_TIME, END_OF_TIME, capacity))
+
     def _changed_panes(self, plan: AggregatePlan) -> TableState:
         capacity = len(self._index)
-        parts = ((pane, self._panes[pane].changes(capacity)) for pane in self._pane_order())
+        parts = [(pane, self._panes[pane].changes(capacity)) for pane in self._pane_order()]
+        return self._table(plan, parts, self._packed.changes(capacity))
+
+    def _table(self, plan: AggregatePlan, parts: Sequence[tuple[int, Sparse]], packed: Block) -> TableState:
+        """Panes as a table."""
         blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in parts if len(sparse)]
-        together = self._packed.changes(capacity)
-        blocks = [*blocks, together] if len(together) or not blocks else blocks
+        blocks = [*blocks, packed] if len(packed) or not blocks else blocks
         sparse = concat([block.sparse for block in blocks])
         panes = np.concatenate([block.panes for block in blocks])
-        table = state_table(self._index, sparse.cells, plan, sparse, {_PANE: panes})
+        table = state_table(self._index, sparse.cells, plan, sparse, {PANE: panes})
         groups = self._index.groups(sparse.cells, self._context.key_groups.total)
-        floor = (_PANE, self._first_needed())
-        return TableState(table, groups, (*key_names(self._index), _PANE), floor=floor)
+        return TableState(table, groups, (*key_names(self._index), PANE), floor=(PANE, self.first_needed()))
 
     def _has_changed_mostly(self) -> bool:
         """Whether so much changed that everything is written, and nothing has to be merged."""
@@ -191,7 +238,7 @@ class WindowAggregate(Aggregating):
         if self._emitted is not None:
             self._emitted.end_tracking()
 
-    def _first_needed(self) -> int:
+    def first_needed(self) -> int:
         """Panes before it are in no window that is open."""
         limit = self._watermark - self._firing.allowed_lateness if self._watermark < END_OF_TIME else END_OF_TIME
         return max(bounds.first_needed(self._window, limit) // self._window.pane, START_OF_TIME)
@@ -452,7 +499,7 @@ class WindowAggregate(Aggregating):
     def _drop_panes(self) -> None:
         """Free panes whose windows are all over, and keys without rows."""
         limit = self._watermark - self._firing.allowed_lateness if self._watermark < END_OF_TIME else END_OF_TIME
-        needed = self._first_needed()
+        needed = self.first_needed()
         order = self._pane_order()
         gone, self._order = order[: bisect.bisect_left(order, needed)], order[bisect.bisect_left(order, needed) :]
         if self._emitted is not None:
@@ -496,7 +543,7 @@ class WindowAggregate(Aggregating):
         if "panes" in tables:
             table = tables["panes"]
             piece: Sparse | Rows = plan.from_arrow(restored_slots(self._index, table), table)
-            panes = numbers_of(table, _PANE)
+            panes = numbers_of(table, PANE)
             if self._emitted is None and len(panes):
                 piece, panes = self._without_packed(piece, panes)
             for pane, part in _cut(piece, panes) if len(panes) else ():
