@@ -97,7 +97,7 @@ class HeartbeatClient:
                     merged |= _addresses(await _call(channel, "HeartBeat", _number(1, server_type)))
                 except grpc.aio.AioRpcError:
                     continue
-        if self.api_version is None and merged:
+        if self.api_version is None:  # decided once, whatever the first answer was
             self.api_version = 1 if any(":ps" in key for key in merged) else 0
         self.addresses = merged
 

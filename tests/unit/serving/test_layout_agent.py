@@ -13,6 +13,7 @@ from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.documents import write_record
 from shoal.discovery.models.records import DeployConfig
+from shoal.discovery.models.service_map import ServiceMap
 from shoal.discovery.replicas.records import ModelState, ServerType
 from shoal.serving.agents import parts as parts_module
 from shoal.serving.agents.layout import LayoutAgent
@@ -181,6 +182,31 @@ async def test_no_model_is_unloaded_before_its_binding_is_withdrawn(stage, monke
         assert model_names(models.models.applied[-1]) == ("m:entry", "m:ps_0")
         withdrawn.set()
         await until(lambda: models.models.names() == ("m:ps_0",))
+
+
+async def test_no_model_is_loaded_before_its_peers_can_be_answered(stage, monkeypatch):
+    """A model server asks when it loads the first one, and decides from that answer how its peers are called."""
+    await stage.declare("m", "entry", "ps_0")
+    await stage.catalog.publish("m:entry", "prod")
+    known, awaited = asyncio.Event(), asyncio.Event()
+
+    async def wait_loaded(_self: ServiceMap) -> None:
+        awaited.set()
+        await known.wait()
+
+    monkeypatch.setattr(ServiceMap, "is_loaded", property(lambda _self: known.is_set()))
+    monkeypatch.setattr(ServiceMap, "wait_loaded", wait_loaded)
+    async with stage.layout_agent() as (agent, models):
+        client = ServingAgentClient(stage.network.transport("caller").connect(agent.address))
+        await until(lambda: agent._models == {"m"} and awaited.is_set())
+        with pytest.raises(UnavailableError):
+            await client.heart_beat(ServerType.PS)
+        assert models.models.names() == ()
+        assert not agent.plan.models
+        known.set()
+        await until(lambda: models.models.names() == ("m:entry",))
+        assert (await client.heart_beat(ServerType.PS)).keys() == {"m:entry", "m:ps_0"}
+        await client.close()
 
 
 async def test_a_model_without_a_version_does_not_keep_the_others(stage, monkeypatch):

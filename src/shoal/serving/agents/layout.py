@@ -240,6 +240,8 @@ class LayoutAgent:
             await self._layout_changed.wait(VERSION_SECONDS if self._plan.waiting else None)
             if self._layout is None:
                 continue
+            # The first model makes its server ask for peers, and decide from that one answer how they are called.
+            await self._services.wait_loaded()
             entries, problems = chosen_entries(self._layout, self._parts.deployment.filters)
             looked = await self._look_for_versions(entries)
             before = await self._served_before(entries) if self._adopted else frozenset()

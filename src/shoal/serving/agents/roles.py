@@ -217,8 +217,10 @@ class RoleAgent:
             await clock.sleep(LOOK_SECONDS)
 
     def _missing(self) -> list[str]:
-        """The tasks that entry needs and that have no available replica."""
+        """The tasks that entry needs and that have no available replica, as far as the tree is known."""
         settings, table = self._parts.deployment.settings, self._watcher.table
+        if not self._watcher.is_loaded:  # `AgentService` does not answer yet
+            return ["the tree"]
         missing = [
             f"ps:{number}"
             for number in range(settings.num_ps)
