@@ -38,7 +38,7 @@ from shoal.core.errors import (
 from shoal.core.ids import TokenId
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.documents import GroupDocument, WorkloadDocument
-from shoal.model.events import Event
+from shoal.model.events import Event, SubjectKind
 from shoal.model.execs import ExecCommand, ExecEnd, ExecOutput, WindowSize
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.trust import JoinTokenView, SecretView
@@ -544,10 +544,10 @@ class ControlPlane(ArtifactCalls, JobCalls):
     async def _listen(self, cursor: int, wanted: Mapping[str, None], touched: set[str], wake: Signal) -> None:
         """Note which of the wanted workloads an event was about. Without events only the regular look is left."""
         single = next(iter(wanted)) if len(wanted) == 1 else ""
-        kind = "workload" if single else ""
+        kind = SubjectKind.WORKLOAD if single else ""
         with contextlib.suppress(ShoalError):
             async for event in self.watch_events(after=cursor, subject_kind=kind, subject_id=single):
-                if event.subject_kind == "workload" and event.subject_id in wanted:
+                if event.subject_kind == SubjectKind.WORKLOAD and event.subject_id in wanted:
                     touched.add(event.subject_id)
                     wake.set()
 

@@ -148,6 +148,17 @@ class ConditionType(enum.StrEnum):
     RUNS_AS_ROOT = "RunsAsRoot"  # workloads that name no user run as root
 
 
+class RefusalCode(enum.StrEnum):
+    """Why an agent refuses a workload; the fact `reason` of its error."""
+
+    DRAINING = "draining"  # the node is being emptied
+    PORT = "port"  # a fixed port is another workload's
+    SLOT_MEMORY = "slot_memory"  # it asks for more memory than its slots have
+    RESOURCES = "resources"  # not enough is left
+    DISK_PRESSURE = "disk_pressure"  # the node's disk is nearly full
+    WORKLOADS = "workloads"  # the agent has as many as it can report
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
     """Something that is wrong with a node."""

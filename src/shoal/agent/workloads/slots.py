@@ -7,12 +7,12 @@ refuses a placement only if the control plane is mistaken. Called by `shoal.agen
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.core.errors import ExhaustedError, PreconditionError, ShoalError
 from shoal.core.ids import WorkloadId
+from shoal.model.nodes import RefusalCode
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason
 
@@ -27,17 +27,6 @@ class Claim:
     request: Resources = Resources()
     #: (port, protocol) pairs that it needs for itself.
     ports: frozenset[tuple[int, str]] = frozenset()
-
-
-class RefusalCode(enum.StrEnum):
-    """Why a workload is refused."""
-
-    DRAINING = "draining"  # the node is being emptied
-    PORT = "port"  # a fixed port is another workload's
-    SLOT_MEMORY = "slot_memory"  # it asks for more memory than its slots have
-    RESOURCES = "resources"  # not enough is left
-    DISK_PRESSURE = "disk_pressure"  # the node's disk is nearly full
-    WORKLOADS = "workloads"  # the agent has as many as it can report
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, StaleGenerationError
 from shoal.core.ids import MAX_GENERATION, NodeId
 from shoal.model.events import EventKind, EventSource
-from shoal.model.nodes import NodeRecord
+from shoal.model.nodes import NodeRecord, RefusalCode
 from shoal.model.workloads import DesiredState, FailureReason, RunState, RunStatus, WorkloadRecord
 
 log = logging.getLogger(__name__)
@@ -274,4 +274,4 @@ class Sender:
 
 def _is_behind(node: NodeRecord, error: ShoalError) -> bool:
     """Whether an agent refuses because it was drained, and has not heard yet that the drain is over."""
-    return error.facts.get("reason") == "draining" and node.desired.state is None
+    return error.facts.get("reason") == RefusalCode.DRAINING and node.desired.state is None

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.workloads.slots import MAX_WORKLOADS, RefusalCode, find_no_room
+from shoal.agent.workloads.slots import MAX_WORKLOADS, find_no_room
 from shoal.agent.workloads.views import TEXT_BYTES, brief, text_room
 from shoal.core.errors import ExhaustedError
 from shoal.core.ids import MAX_GENERATION, WorkloadId
+from shoal.model.nodes import RefusalCode
 from shoal.model.workloads import Exit, FailureReason, RestartPolicy, RunState, RunStatus, Usage
 from shoal.testing.runtimes import FakeScript
 from shoal.wire import convert

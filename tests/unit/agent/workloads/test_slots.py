@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.workloads.slots import Claim, RefusalCode, find_refusal, reserved, slot_share
+from shoal.agent.workloads.slots import Claim, find_refusal, reserved, slot_share
 from shoal.core.errors import ExhaustedError, PreconditionError
 from shoal.core.ids import WorkloadId
+from shoal.model.nodes import RefusalCode
 from shoal.model.resources import Resources
 
 NODE = Resources(cpu_millicores=4000, memory_mb=4096, disk_gb=100, slots=4)
