@@ -47,6 +47,7 @@ from tests.e2e.runtimes.containers import (
     service,
 )
 from tests.e2e.runtimes.processes import is_alive, wait_until
+from tests.services.disks import fill, small_disk
 from tests.services.engine import Engine, private_engine, root_file_system
 from tests.services.registry import Registry, serve_registry
 
@@ -180,6 +181,20 @@ async def test_a_full_disk_is_a_storage_error(tmp_path: Path, owner: Owner) -> N
         finally:
             await runtime.close()
             await service.close()
+
+
+async def test_an_engine_that_the_agent_starts_is_started_again_on_a_full_disk(engine: Engine, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "agent", megabytes=1) as disk:
+        made = PodmanService(disk / "podman", clock=SystemClock(), arguments=engine.arguments)
+        try:
+            await (await made.open()).close()
+            await made.close()
+            fill(disk / "filling")
+            api = await made.open()
+            assert await api.identity()
+            await api.close()
+        finally:
+            await made.close()
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Attention:
     async def _carry(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
-        except ShoalError as error:
+        except (ShoalError, OSError) as error:
             failures = self._failures[name] = self._failures.get(name, 0) + 1
             delay = _AGAIN.plain_delay(failures)
             self._again_at[name] = self._clock.monotonic() + delay

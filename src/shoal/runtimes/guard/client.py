@@ -207,8 +207,8 @@ class Guard:
         while self._slots:
             try:
                 await self._start_missing()
-            except UnavailableError as error:
-                log.warning("%s", error)
+            except (UnavailableError, OSError) as error:
+                log.warning("a guard is started again later: %s", error)
                 await self._clock.sleep(_RESTART_SECONDS)
             else:
                 return

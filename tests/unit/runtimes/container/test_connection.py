@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 
 import pytest
@@ -31,8 +33,13 @@ class Comparisons:
 
 
 @contextlib.asynccontextmanager
-async def opened(comparisons: Comparisons) -> AsyncIterator[EngineConnection]:
+async def opened(comparisons: Comparisons, *refusals: Exception) -> AsyncIterator[EngineConnection]:
+    """A connection that is refused with each of these errors in turn, and then comes about."""
+    left = list(refusals)
+
     async def connect() -> EngineApi:
+        if left:
+            raise left.pop(0)
         return EngineApi("unix:///nowhere/engine.sock")
 
     connection = EngineConnection(connect, comparisons.compare, clock=LoopClock(START), labels={})
@@ -61,3 +68,21 @@ async def test_an_engine_that_is_lost_meanwhile_delays_nothing() -> None:
         assert comparisons.done == 0
         assert connection.current is None
         assert await connection.health() == "unhealthy: gone"
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_an_engine_that_cannot_be_started_without_room_is_started_later() -> None:
+    comparisons = Comparisons()
+    async with opened(comparisons, FULL, FULL) as connection:
+        assert await connection.health() == f"unhealthy: the container engine cannot be started: {FULL}"
+        await asyncio.sleep(5)
+        assert comparisons.done > 0
+
+
+async def test_an_error_of_the_disk_while_it_compares_is_met_again_until_it_is_gone() -> None:
+    comparisons = Comparisons(UnavailableError("gone"), FULL, FULL)
+    async with opened(comparisons):
+        await asyncio.sleep(10)
+        assert comparisons.done > 0

@@ -105,12 +105,17 @@ class EngineConnection:
         return HEALTHY
 
     async def _follow(self) -> None:
-        """Connect, compare, and compare again at every event; start over when the engine is lost."""
+        """Connect, compare, and compare again at every event; start over when the engine is lost.
+
+        An error of the agent's own disk is met again, until it is gone: without this nobody would look for ends.
+        """
         while True:
             try:
                 await self._follow_events(await self._reach())
             except ShoalError as error:
                 await self._lose(error.message, hint=error.hint)
+            except OSError as error:
+                await self._lose(str(error))
             await self._clock.sleep(_RECONNECT_SECONDS)
 
     async def _follow_events(self, api: EngineApi) -> None:
@@ -140,7 +145,10 @@ class EngineConnection:
 
     async def _reach(self) -> EngineApi:
         if self._api is None:
-            self._api = await self._connect()
+            try:
+                self._api = await self._connect()
+            except OSError as error:  # a service that the agent starts writes files
+                raise UnavailableError(f"the container engine cannot be started: {error}") from error
             self._problem = ""
         return self._api
 

@@ -235,7 +235,7 @@ class PodmanService:
         environ = dict(os.environ)
         if settings := await asyncio.to_thread(service_settings, environ):
             path = self._socket.with_name("containers.conf")
-            await asyncio.to_thread(replace_file, path, settings.encode())
+            await asyncio.to_thread(_write_changed, path, settings.encode())
             environ["CONTAINERS_CONF"] = str(path)
         with self._log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
@@ -274,6 +274,14 @@ def find_service_pids(directory: Path) -> list[int]:
                 if (entry / "cmdline").read_bytes().rstrip(b"\0").endswith(b"\0" + address):
                     found.append(int(entry.name))
     return found
+
+
+def _write_changed(path: Path, content: bytes) -> None:
+    """Write a file unless it is so already: then its disk may be full."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() == content:
+            return
+    replace_file(path, content)
 
 
 def _ends_with_this_process() -> tuple[str, ...]:
