@@ -196,12 +196,17 @@ def test_a_state_of_a_later_model_server():
     assert state_of(77) is ModelState.UNKNOWN
 
 
-def platform(**changes) -> tuple[bool, pb.SessionBundleConfig]:
-    deployment = deploy(dataclasses.replace(SETTINGS, **changes), read_environment({"MY_CPU_LIMIT": "4"}))
+def platform(cpus: str = "4", **changes) -> tuple[bool, pb.SessionBundleConfig]:
+    deployment = deploy(dataclasses.replace(SETTINGS, **changes), read_environment({"MY_CPU_LIMIT": cpus}))
     parsed = text_format.Parse(platform_text(deployment), pb.PlatformConfigMap(), descriptor_pool=TENSORFLOW)
     adapter = pb.SavedModelBundleSourceAdapterConfig()
     assert parsed.platform_configs["tensorflow"].source_adapter_config.Unpack(adapter)
     return needs_platform_file(deployment), adapter.legacy_config
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [("", 16), ("0", 16), ("0.5", 1), ("2.9", 2), ("32", 32)])
+def test_a_platform_file_has_the_threads_of_the_container(cpus, threads):
+    assert platform(cpus)[1].session_config.intra_op_parallelism_threads == threads
 
 
 def test_a_platform_file_with_threads():

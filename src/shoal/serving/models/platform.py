@@ -28,7 +28,8 @@ def needs_platform_file(deployment: Deployment) -> bool:
 def platform_text(deployment: Deployment) -> str:
     """The file in text form."""
     settings = deployment.settings
-    threads = int(deployment.environment.cpu_limit) or _DEFAULT_THREADS
+    limit = deployment.environment.cpu_limit
+    threads = max(1, int(limit)) if limit else _DEFAULT_THREADS
     bundle = pb.SessionBundleConfig(enable_model_warmup=settings.enable_model_warmup)
     session = bundle.session_config
     session.intra_op_parallelism_threads = settings.tensorflow_intra_op_parallelism or threads
