@@ -291,7 +291,8 @@ async def test_a_process_that_ends_at_once_ends_the_wait(runners):
 
 
 @pytest.mark.looptime
-async def test_a_port_of_another_program_is_not_taken_for_ours(runners):
+async def test_a_port_of_another_program_is_not_taken_for_ours(runners, monkeypatch):
+    monkeypatch.setattr("shoal.serving.processes.runner.FREE_SECONDS", 0.2)
     runner = runners.make()
     await runner.open()
     runners.foreign.add(1)
@@ -310,7 +311,8 @@ async def test_a_port_of_another_program_is_not_taken_for_ours(runners):
 
 
 @pytest.mark.looptime
-async def test_a_restart_waits_for_the_port(runners, caplog):
+async def test_a_restart_waits_for_the_port(runners, caplog, monkeypatch):
+    monkeypatch.setattr("shoal.serving.processes.runner.FREE_SECONDS", 0.2)
     runner = runners.make()
     await runner.open()
     await runner.start(node("ps"), timeout=5)
