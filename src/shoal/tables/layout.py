@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from shoal.tables.kernels import codecs, filters, optimizers, places
 from shoal.tables.settings import initializers as first
 from shoal.tables.settings.compressors import COMPRESSORS, Int8, OneBit
-from shoal.tables.settings.optimizers import OPTIMIZERS, state_size
+from shoal.tables.settings.optimizers import OPTIMIZERS, STEP, state_size
 from shoal.tables.settings.table import SLOTS, FilterKind, SliceSettings, TableKind, TableSettings
 
 Words = npt.NDArray[np.int64]
@@ -47,6 +48,8 @@ class Layout:
     first_capacity: int
     #: Bytes of one shard's filter; 0 without one.
     filter_bytes: int
+    #: Which columns of the state are floats; others are parts of steps.
+    state_floats: npt.NDArray[np.bool_]
 
 
 def make_layout(settings: TableSettings) -> Layout:
@@ -96,7 +99,26 @@ def make_layout(settings: TableSettings) -> Layout:
         block_rows,
         _capacity(settings.expected_ids // settings.shards),
         (places.FILTER_WORDS + cells * settings.admission.splits) * 8 if cells else 0,
+        _state_floats(settings.slices) if training else np.ones(0, np.bool_),
     )
+
+
+def step_columns(slices: Sequence[SliceSettings]) -> list[int]:
+    """Where the steps, which are whole numbers, begin in the state of a row."""
+    found, column = [], 0
+    for each in slices:
+        for _, size in each.optimizer.state:
+            if size == STEP:
+                found.append(column)
+            column += each.dim if isinstance(size, str) else size
+    return found
+
+
+def _state_floats(slices: Sequence[SliceSettings]) -> npt.NDArray[np.bool_]:
+    found = np.ones(sum(state_size(each.optimizer, each.dim) for each in slices), np.bool_)
+    for column in step_columns(slices):
+        found[column : column + STEP] = False
+    return found
 
 
 def _fill_parameters(plan: Words, parameters: Floats, each: SliceSettings) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -34,6 +35,8 @@ SETTINGS_FILE = "settings"
 _LATEST = 2**32 - 1
 #: Seconds by which events may be ahead of the clock. Those of a later time do not make others expire.
 MOST_AHEAD = 86_400
+#: Kinds of arrays that must not become floats: complex ones, objects, texts, times.
+_NO_NUMBERS = frozenset("cOUSMm")
 _NO_STATES = np.zeros((0, 0), np.float32)
 
 
@@ -187,7 +190,7 @@ class EmbeddingTable:
             raise UnsupportedError(f"table {self.settings.name!r} is for serving: it takes values and no gradients")
         keys = as_ids(ids)
         values = self._as_rows("gradients", gradients, keys.size, self.layout.width)
-        if not 0 <= step < 2**63:
+        if not isinstance(step, numbers.Integral) or not 0 <= step < 2**63:
             raise InvalidError([problem("step", step, "must be from 0 to 2^63 - 1")])
         with self._lock:
             self._open()
@@ -224,7 +227,7 @@ class EmbeddingTable:
         """
         keys = as_ids(ids)
         values = self._as_rows("weights", weights, keys.size, self.layout.width)
-        given = _NO_STATES if states is None else self._as_rows("states", states, keys.size, self.layout.state)
+        given = _NO_STATES if states is None else self._as_states(states, keys.size)
         if not np.isfinite(values).all():
             raise InvalidError([problem("weights", None, "must be finite")])
         with self._lock:
@@ -243,7 +246,7 @@ class EmbeddingTable:
         values = self._as_rows("weights", entries.weights, keys.size, self.layout.width)
         states = _NO_STATES
         if self.layout.state and entries.states.shape[1]:
-            states = self._as_rows("states", entries.states, keys.size, self.layout.state)
+            states = self._as_states(entries.states, keys.size)
         if not np.isfinite(values).all():
             raise InvalidError([problem("weights", None, "must be finite")])
         times = for_kernel(np.ascontiguousarray(entries.times, np.int64))
@@ -284,6 +287,7 @@ class EmbeddingTable:
 
         The writer's lock is given up after each `places_at_once` places of the index.
         """
+        _check_places(places_at_once)
         if not self.settings.expiry.enabled:
             return 0
         total = 0
@@ -297,6 +301,7 @@ class EmbeddingTable:
 
     def expire_some(self, places_at_once: int = 1 << 14) -> int:
         """Look at some places, where the last call ended. Returns how many ids were taken out."""
+        _check_places(places_at_once)
         if not self.settings.expiry.enabled:
             return 0
         with self._lock:
@@ -459,18 +464,34 @@ class EmbeddingTable:
 
     def _as_rows(self, name: str, given: npt.ArrayLike, count: int, width: int) -> Floats:
         try:
-            rows = np.ascontiguousarray(given, np.float32)
+            found = np.asarray(given)
+            with np.errstate(over="ignore"):  # what is too large is infinite, and refused as such
+                rows = np.ascontiguousarray(found, None if found.dtype.kind in _NO_NUMBERS else np.float32)
         except (TypeError, ValueError):
-            raise InvalidError([problem(name, type(given).__name__, "must be an array of float32")]) from None
+            rows = np.zeros(0, object)
+        if rows.dtype != np.float32:
+            raise InvalidError([problem(name, type(given).__name__, "must be an array of float32")])
         if rows.shape != (count, width):
             raise InvalidError([problem(name, rows.shape, f"must have the shape {(count, width)}")])
         return for_kernel(rows)
+
+    def _as_states(self, given: npt.ArrayLike, count: int) -> Floats:
+        states = self._as_rows("states", given, count, self.layout.state)
+        floats = self.layout.state_floats
+        if np.isnan(states if floats.all() else states[:, floats]).any():
+            raise InvalidError([problem("states", None, "must be numbers")])
+        return states
 
     def _check_out(self, out: Floats, keys: Words) -> Floats:
         wanted = (keys.size, self.layout.width)
         if out.shape != wanted or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
             raise InvalidError([problem("out", out.shape, f"must be a contiguous float32 array of shape {wanted}")])
         return out
+
+
+def _check_places(count: int) -> None:
+    if count < 1:
+        raise InvalidError([problem("places_at_once", count, "must be 1 or more")])
 
 
 def as_ids(given: npt.ArrayLike) -> Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 
@@ -16,7 +17,7 @@ from shoal.tables.settings.initializers import Uniform
 from shoal.tables.settings.optimizers import BatchSoftmax, Ftrl
 from shoal.tables.settings.rates import PolynomialRate
 from shoal.tables.settings.table import AdmissionSettings, ExpirySettings, FilterKind, SliceSettings, TableSettings
-from shoal.tables.table import EmbeddingTable
+from shoal.tables.table import EmbeddingTable, Entries, TimeBasis
 
 SETTINGS = TableSettings((SliceSettings(2), SliceSettings(1, "bias", optimizer=Ftrl())))
 GOOD = np.zeros((2, 3), np.float32)
@@ -33,7 +34,12 @@ GOOD = np.zeros((2, 3), np.float32)
         (([1, 2], GOOD[:, :2]), {}, "gradients: must have the shape"),
         (([1, 2], "no"), {}, "gradients: "),
         (([1, 2], [[1, 2, 3], [4]]), {}, "gradients: must be an array"),
+        (([1, 2], GOOD + 1j), {}, "gradients: must be an array of float32"),
+        (([1, 2], [[None] * 3] * 2), {}, "gradients: must be an array of float32"),
+        (([1, 2], GOOD.astype("datetime64[s]")), {}, "gradients: must be an array of float32"),
+        (([1, 2], [[1e300, 0.0, 0.0]] * 2), {}, "gradients: must be from -1e15 to 1e15; 2 of the ids"),
         (([1, 2], GOOD), {"step": -1}, "step: must be from 0"),
+        (([1, 2], GOOD), {"step": 1.5}, "step: must be from 0"),
         (([1, 2], GOOD), {"step": 2**63}, "step: must be from 0"),
         (([1, 2], GOOD), {"event_times": -1}, "event_times: must be seconds since 1970"),
         (([1, 2], GOOD), {"event_times": 2**32}, "event_times: must be seconds since 1970"),
@@ -46,6 +52,29 @@ def test_apply(arguments, more, message: str) -> None:
         with pytest.raises(InvalidError, match=message):
             table.apply(*arguments, **more)
         assert len(table) == 0
+
+
+def test_states_must_be_numbers_and_steps_may_be_anything() -> None:
+    settings = TableSettings((SliceSettings(2), SliceSettings(1, optimizer=BatchSoftmax())))
+    with EmbeddingTable(settings) as table:
+        state = np.zeros((1, 4), np.float32)
+        state[:, 2:].view(np.int64)[:] = -1  # as a float this is no number
+        table.assign([1], GOOD[:1], states=state)
+        table.apply([1], GOOD[:1], step=7)
+        assert table.lookup([1])[0, 2] == pytest.approx(0.7)
+        state[0, 1] = np.nan
+        with pytest.raises(InvalidError, match="states: must be numbers"):
+            table.assign([1], GOOD[:1], states=state)
+        with pytest.raises(InvalidError, match="states: must be numbers"):
+            table.restore(Entries(np.array([1]), np.array([5]), GOOD[:1], state), TimeBasis.EVENT, newest=5)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_sweep_looks_at_some_places(count: int) -> None:
+    with EmbeddingTable(dataclasses.replace(SETTINGS, expiry=ExpirySettings(5))) as table:
+        for sweep in (table.expire, table.expire_some):
+            with pytest.raises(InvalidError, match="places_at_once: must be 1 or more"):
+                sweep(places_at_once=count)
 
 
 def test_assign_and_lookup() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from shoal.tables.layout import Floats, Words
+from shoal.tables.layout import Floats, Words, step_columns
 from shoal.tables.settings.optimizers import STEP, MovingAverage
 from shoal.tables.settings.table import SliceSettings
 from shoal.tables.table import Entries
@@ -91,7 +91,7 @@ class Templates:
         self._slices = tuple(slices)
         self._states = states
         self._width = sum(each.dim for each in slices)
-        self._steps = _step_columns(self._slices) if states else []
+        self._steps = step_columns(self._slices) if states else []
         self.of = functools.lru_cache(256)(self._make)
 
     def groups(self, entries: Entries) -> list[tuple[Template, npt.NDArray[np.int64]]]:
@@ -220,16 +220,6 @@ def _slice_layout(each: SliceSettings, column: int, step_sizes: list[int]) -> tu
             for more in range(each.dim if isinstance(size, str) else int(size)):
                 body.floats.append((body.add(_tag(number, _FIXED32), 4), first + more))
     return _Layout.joined([body], _tag(member.number, _SIZED)), column
-
-
-def _step_columns(slices: Sequence[SliceSettings]) -> list[int]:
-    found, column = [], 0
-    for each in slices:
-        for _, size in each.optimizer.state:
-            if size == STEP:
-                found.append(column)
-            column += each.dim if isinstance(size, str) else size
-    return found
 
 
 def _tag(number: int, wire: int) -> bytes:
