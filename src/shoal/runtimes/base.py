@@ -11,7 +11,7 @@ Every backend passes `shoal.testing.suites.RuntimeSuite`.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -38,6 +38,8 @@ from shoal.model.workloads import (
     WorkloadType,
 )
 
+#: Takes words for people about how far something is.
+Tell = Callable[[str], None]
 S = TypeVar("S", ProcessSpec, ContainerSpec, ComposeSpec, VmSpec)
 
 
@@ -265,11 +267,11 @@ class SupportsConditions(Protocol):
 class SupportsFetch(Protocol):
     """Runtimes whose runs need what may have to come over a network first: images, repositories."""
 
-    async def fetch(self, request: RunRequest) -> None:
+    async def fetch(self, request: RunRequest, *, tell: Tell | None = None) -> None:
         """Have everything at hand that a start needs, without touching a run.
 
         Called before each `start`, outside of the limit on starts. It may be canceled and called again, and fails when
-        it makes no progress for some time. Raises `RunError`.
+        it makes no progress for some time. `tell` hears now and then how far it is. Raises `RunError`.
         """
         ...
 

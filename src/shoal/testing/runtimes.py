@@ -21,7 +21,7 @@ from shoal.core.ids import RunId, WorkloadId
 from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import Exit, FailureReason, FileSpec, Usage, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Tell
 
 ENV_PREFIX = "SHOAL_FAKE_"
 
@@ -47,6 +47,8 @@ class FakeScript:
     #: Of a `FakeFetchingRuntime`: how long a fetch takes, and whether it fails then, as `failure` and `transient`.
     fetch_takes: float = 0.0
     fetch_error: str = ""
+    #: What it tells half way through.
+    fetch_says: str = ""
     #: Of a `FakeUpdatingRuntime`: refuse to prepare or to update a run, with these words, as `failure` and `transient`.
     prepare_error: str = ""
     update_error: str = ""
@@ -487,12 +489,15 @@ class FakeSession:
 class FakeFetchingRuntime(FakeRuntime):
     """One that fetches what a run needs before it starts it."""
 
-    async def fetch(self, request: RunRequest) -> None:
+    async def fetch(self, request: RunRequest, *, tell: Tell | None = None) -> None:
         """Pretend, or fail as the script says."""
         self._machine.check()
         script = self._machine.script_of(request)
         self._machine.note("fetching", request)
-        await self._machine.clock.sleep(script.fetch_takes)
+        await self._machine.clock.sleep(script.fetch_takes / 2)
+        if tell is not None and script.fetch_says:
+            tell(script.fetch_says)
+        await self._machine.clock.sleep(script.fetch_takes / 2)
         if script.fetch_error:
             raise RunError(script.fetch_error, failure=script.failure, transient=script.transient)
         self._machine.note("fetched", request)

@@ -436,7 +436,8 @@ class WorkloadActor:
             request = replace(request, volumes=await self._provide_volumes(spec.body))
             request = replace(request, artifacts=await self._provide_artifacts(run_id, spec.body))
             if isinstance(runtime, SupportsFetch):
-                await self._show_if_long(runtime.fetch(request), run_id, "starting: fetching its images")
+                fetch = runtime.fetch(request, tell=lambda words: self.post(RunTroubled(run_id, f"starting: {words}")))
+                await self._show_if_long(fetch, run_id, "starting: fetching its images")
             async with self._around.starts[decided.intent.type]:
                 # Last: the deadline counts from now.
                 if decided.rules.needs_contact:

@@ -36,7 +36,7 @@ from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ComposeSpec, EndedBy, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
-from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
+from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, Tell, checked_spec
 from shoal.runtimes.compose.command import ComposeCommand, ComposeError, find_command, locked
 from shoal.runtimes.compose.files import write_files
 from shoal.runtimes.compose.members import PROJECT_LABEL, Member, MemberState, judge
@@ -158,16 +158,21 @@ class ComposeRuntime:
         """Check a project, fetch its files and pull its images. Raises `RunError`; nothing that runs is touched."""
         await self._load(self._connection.engine(), request)
 
-    async def fetch(self, request: RunRequest) -> None:
+    async def fetch(self, request: RunRequest, *, tell: Tell | None = None) -> None:
         """The same, for the run that is started next."""
         checked_spec(request, ComposeSpec)
         if request.run_id not in self._records.runs:
-            project, folder = await self._load(self._connection.engine(), request)
+            project, folder = await self._load(self._connection.engine(), request, tell)
             self._fetched[request.workload_id] = (request.run_id, project, folder)
 
-    async def _load(self, api: EngineApi, request: RunRequest) -> tuple[Project, Path]:
+    async def _load(self, api: EngineApi, request: RunRequest, tell: Tell | None = None) -> tuple[Project, Path]:
         project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec), engine=api.address)
-        await self._have_images(api, request, project, folder)
+        for image, policy in project.images:
+            await self._pulls.ensure(api, image, policy, tell=tell)
+        if project.is_built:
+            marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, folder=folder)
+            content = render(project, additions_for(request, self._owner, marks))
+            await self._compose(_BUILD, content, request.workload_id, folder)
         return project, folder
 
     async def start(self, request: RunRequest) -> RunInfo:
@@ -452,14 +457,6 @@ class ComposeRuntime:
         return await start_command(self._connection.engine(), member.container_id, command, self._clock)
 
     # --- starting -----------------------------------------------------------------------------------------
-
-    async def _have_images(self, api: EngineApi, request: RunRequest, project: Project, folder: Path) -> None:
-        for image, policy in project.images:
-            await self._pulls.ensure(api, image, policy)
-        if project.is_built:
-            marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, folder=folder)
-            content = render(project, additions_for(request, self._owner, marks))
-            await self._compose(_BUILD, content, request.workload_id, folder)
 
     async def _make_room(self, api: EngineApi, request: RunRequest, name: str) -> None:
         """Stop and remove what an earlier start left: there are never two runs of a workload.

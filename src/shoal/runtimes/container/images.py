@@ -21,7 +21,7 @@ from typing import Any
 from shoal.core.clock import Clock
 from shoal.model.spec.words import PullPolicy
 from shoal.model.workloads import FailureReason
-from shoal.runtimes.base import RunError
+from shoal.runtimes.base import RunError, Tell
 from shoal.runtimes.container import failures
 from shoal.runtimes.container.engine.api import EngineApi, EngineError
 
@@ -31,7 +31,7 @@ _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
 #: How images and Podman's login files name it.
 _DEFAULT_NAMES = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _MAX_CONFIG = 1 << 20
-#: Between two lines of progress in the agent's log.
+#: Between two words about progress.
 _PROGRESS_SECONDS = 5.0
 _MAX_LAYERS = 1000
 #: Pulls at the same time, of one runtime.
@@ -51,8 +51,11 @@ class ImagePulls:
         self._clock = clock
         self._turns = asyncio.Semaphore(MAX_PULLS)
 
-    async def ensure(self, api: EngineApi, image: str, policy: str) -> None:
-        """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
+    async def ensure(self, api: EngineApi, image: str, policy: str, *, tell: Tell | None = None) -> None:
+        """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`.
+
+        `tell` hears of the progress of a pull.
+        """
         if policy != PullPolicy.ALWAYS and await _is_there(api, image):
             return
         if policy == PullPolicy.NEVER:
@@ -64,11 +67,11 @@ class ImagePulls:
         login = await asyncio.to_thread(find_login, image, os.environ)
         async with self._turns:
             try:
-                await self._pull(api, image, login)
+                await self._pull(api, image, login, tell)
             except EngineError as error:
                 raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {image}") from error
 
-    async def _pull(self, api: EngineApi, image: str, login: Mapping[str, str] | None) -> None:
+    async def _pull(self, api: EngineApi, image: str, login: Mapping[str, str] | None, tell: Tell | None) -> None:
         log.info("pulling %s", image)
         progress = PullProgress()
         told_at = moved_at = self._clock.monotonic()
@@ -95,6 +98,8 @@ class ImagePulls:
                 if now - told_at >= _PROGRESS_SECONDS:
                     told_at = now
                     log.info("pulling %s: %s", image, progress)
+                    if tell is not None:
+                        tell(f"pulling {image}: {progress}")
         log.info("pulled %s", image)
 
 

@@ -36,7 +36,7 @@ from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, EndedBy, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
-from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
+from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, Tell, checked_spec
 from shoal.runtimes.container import images
 from shoal.runtimes.container.attention import Attention
 from shoal.runtimes.container.creating import RUN_LABEL, TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
@@ -129,11 +129,11 @@ class ContainerRuntime:
 
     # --- runs ---------------------------------------------------------------------------------------------
 
-    async def fetch(self, request: RunRequest) -> None:
+    async def fetch(self, request: RunRequest, *, tell: Tell | None = None) -> None:
         """Have the image of a run at hand. Raises `RunError`."""
         spec = checked_spec(request, ContainerSpec)
         if request.run_id not in self._records.runs:
-            await self._starter.make_ready(self._connection.engine(), spec)
+            await self._starter.make_ready(self._connection.engine(), spec, tell=tell)
             self._fetched[request.workload_id] = request.run_id
 
     async def start(self, request: RunRequest) -> RunInfo:

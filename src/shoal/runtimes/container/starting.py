@@ -15,7 +15,7 @@ from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
 from shoal.model.workloads import ContainerSpec, FailureReason
-from shoal.runtimes.base import RunError, RunRequest
+from shoal.runtimes.base import RunError, RunRequest, Tell
 from shoal.runtimes.container import failures, images
 from shoal.runtimes.container.creating import TRIAL_LABEL, Owner, create_body
 from shoal.runtimes.container.engine.api import EngineApi, EngineError
@@ -115,7 +115,7 @@ class Starter:
         finally:
             self.trials.discard(container_id)  # one that is left is removed at the next comparison
 
-    async def make_ready(self, api: EngineApi, spec: ContainerSpec) -> None:
+    async def make_ready(self, api: EngineApi, spec: ContainerSpec, *, tell: Tell | None = None) -> None:
         """Check what this agent allows, and have the image at hand. Raises `RunError`."""
         if spec.privileged and not self._allow_privileged:
             raise RunError(
@@ -125,7 +125,7 @@ class Starter:
             )
         if not self._allow_privileged:
             await asyncio.to_thread(check_mounts, spec, own_paths(self._workloads.parent, api.address))
-        await self._pulls.ensure(api, spec.image, spec.pull_policy)
+        await self._pulls.ensure(api, spec.image, spec.pull_policy, tell=tell)
 
     async def start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> dict[str, Any]:
         """Make and start the container of a run; what the engine says of it then."""

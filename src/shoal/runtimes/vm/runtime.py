@@ -29,7 +29,7 @@ from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.execs import ExecCommand
 from shoal.model.nodes import ConditionType
 from shoal.model.workloads import FailureReason, Usage, VmNetwork, VmSpec, WorkloadType
-from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunPhase, RunRequest, port_variable, spec_of
+from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunPhase, RunRequest, Tell, port_variable, spec_of
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.protocol import StartMessage
 from shoal.runtimes.kept import KeptRuns, check_ids
@@ -132,8 +132,9 @@ class VmRuntime(KeptRuns):
         _seed_of(request, spec, (), networks)
         await self._disks.fetch(request.workload_id, spec, request.volumes)
 
-    async def fetch(self, request: RunRequest) -> None:
+    async def fetch(self, request: RunRequest, *, tell: Tell | None = None) -> None:
         """The same, before a start."""
+        del tell  # images come in one piece each
         await self.prepare(request)
 
     async def start(self, request: RunRequest) -> RunInfo:

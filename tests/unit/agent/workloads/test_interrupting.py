@@ -80,12 +80,18 @@ async def test_fetches_that_hang_keep_no_other_workload_from_its_start(tmp_path)
 async def test_a_fetch_that_fails_is_tried_again_and_says_why(tmp_path):
     async with opened(tmp_path, runtime=FakeFetchingRuntime) as kit:
         kit.machine.script = FakeScript(
-            fetch_takes=5, fetch_error="no progress", failure=FailureReason.IMAGE_PULL_FAILED, transient=True
+            fetch_takes=8,
+            fetch_says="pulling a:1: 1 of 2 layers",
+            fetch_error="no progress",
+            failure=FailureReason.IMAGE_PULL_FAILED,
+            transient=True,
         )
         await kit.apply()
         await kit.settle(3)
         assert kit.status().message == "starting: fetching its images"
-        await kit.settle(2.1)
+        await kit.settle(2)
+        assert kit.status().message == "starting: pulling a:1: 1 of 2 layers"
+        await kit.settle(3.1)
         status = kit.status()
         assert (status.state, status.failure) == (RunState.PENDING, FailureReason.IMAGE_PULL_FAILED)
         assert "no progress" in status.message

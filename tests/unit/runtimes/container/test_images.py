@@ -180,6 +180,16 @@ async def test_a_pull_that_goes_on_takes_as_long_as_it_needs(script: list[tuple[
 
 
 @pytest.mark.looptime
+async def test_the_progress_of_a_pull_is_told_now_and_then() -> None:
+    details = [{"current": number << 20, "total": 5 << 20} for number in range(1, 6)]
+    steps = [{"id": "a", "status": "Downloading", "progressDetail": each} for each in details]
+    engine = ScriptedEngine(*[(2, step) for step in (*steps, DONE)])
+    told: list[str] = []
+    await ImagePulls(LoopClock(START)).ensure(engine, "a:1", "missing", tell=told.append)
+    assert told == ["pulling a:1: 0 of 1 layers, 3 of 5 MiB", "pulling a:1: 1 of 1 layers, 5 of 5 MiB"]
+
+
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("script", "after"),
     [
