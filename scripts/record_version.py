@@ -55,7 +55,7 @@ from shoal.agent.server import Agent, AgentSettings
 from shoal.agent.store.database import FILE_NAME as AGENT_FILE
 from shoal.agent.store.database import SCHEMA_VERSION as AGENT_SCHEMA
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.control.store.codec import FORMAT as DOCUMENTS
 from shoal.control.store.migrate import find_migrations
@@ -327,7 +327,7 @@ class SmallFleet:
     async def running(self) -> AsyncIterator[tuple[Client, HollowFleet]]:
         """Everything, registered and ready."""
         transport = RecordingTransport(self.messages)
-        plane = ControlPlane(
+        plane = ControlPlaneServer(
             ControlSettings(
                 data_dir=str(self.folder / "control"),
                 grpc_port=0,

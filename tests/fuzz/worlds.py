@@ -19,7 +19,7 @@ import looptime
 from shoal.agent.store import action_log, intents
 from shoal.agent.store.action_log import ActionQuery
 from shoal.control.leadership.routing import READS
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.control.store.base import EventQuery
 from shoal.control.store.sqlite import SqliteStore
@@ -242,7 +242,7 @@ class TrustWorld:
         paths = write_credentials(folder / "control", ca=made.pem, pair=pair)
         network = LocalNetwork()
         self.store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
-        self.plane = ControlPlane(
+        self.plane = ControlPlaneServer(
             ControlSettings(
                 data_dir=str(folder / "data"),
                 grpc_host="control",

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.wire.sockets.channel import GrpcTransport
 from tests.peers.foreign import ForeignAgent, ForeignClient, until
@@ -29,7 +29,7 @@ class Stage:
             **access,
         )
         self._transport = transport
-        self.plane = ControlPlane(self.settings, transport=transport)
+        self.plane = ControlPlaneServer(self.settings, transport=transport)
         self.agents: list[ForeignAgent] = []
 
     async def start(self, client_credentials=None) -> None:
@@ -41,7 +41,7 @@ class Stage:
         port = int(self.plane.address.rpartition(":")[2])
         await self.plane.stop()
         self.settings = replace(self.settings, data_dir=f"{self.settings.data_dir}/another", grpc_port=port)
-        self.plane = ControlPlane(self.settings, transport=self._transport)
+        self.plane = ControlPlaneServer(self.settings, transport=self._transport)
         await self.plane.start(http=False)
 
     async def restart_plane(self) -> None:
@@ -50,7 +50,7 @@ class Stage:
         port = int(self.plane.address.rpartition(":")[2])
         await self.plane.stop()
         self.settings = replace(self.settings, grpc_port=port)
-        self.plane = ControlPlane(self.settings, transport=self._transport)
+        self.plane = ControlPlaneServer(self.settings, transport=self._transport)
         await self.plane.start(http=False)
 
     async def agent(self, node_id: str, **fields) -> ForeignAgent:

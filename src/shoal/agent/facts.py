@@ -84,7 +84,7 @@ class RunRules:
         return self.at_most_one or self.stop_after > 0
 
 
-class Outcome(enum.Enum):
+class RunOutcome(enum.Enum):
     """How a workload ended for good, if it did."""
 
     NONE = "none"
@@ -112,7 +112,7 @@ class Progress:
     last_output: str = ""
     #: It ended because the control plane could not be reached.
     held: bool = False
-    outcome: Outcome = Outcome.NONE
+    outcome: RunOutcome = RunOutcome.NONE
     failure: FailureReason = FailureReason.NONE
     message: str = ""
     #: Ends in a row of runs that were not healthy. Decides the delay, and with on-failure the end of restarts.
@@ -550,14 +550,14 @@ Instruction = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The answer to an event."""
+class Reaction:
+    """What follows from an event: the new state, and what to do."""
 
     state: WorkloadState
     instructions: tuple[Instruction, ...] = ()
 
-    def then(self, *instructions: Instruction) -> Step:
-        """The same step with more instructions."""
+    def then(self, *instructions: Instruction) -> Reaction:
+        """The same reaction with more instructions."""
         return replace(self, instructions=(*self.instructions, *instructions))
 
 

@@ -76,7 +76,7 @@ JOINS_PER_SECOND = 10.0
 JOINS_AT_ONCE = 100
 
 
-class ControlPlane:
+class ControlPlaneServer:
     """One control plane: it takes part in the election, and leads or follows."""
 
     def __init__(
@@ -384,11 +384,13 @@ async def run_control(
     stop: asyncio.Event,
     join_transport: Transport | None = None,
     metrics: ControlMetrics | None = None,
-    on_ready: Callable[[ControlPlane], None] | None = None,
+    on_ready: Callable[[ControlPlaneServer], None] | None = None,
     engines: Engines | None = None,
 ) -> None:
     """Run a control plane until `stop` is set, or until one of its tasks fails."""
-    plane = ControlPlane(settings, transport=transport, join_transport=join_transport, metrics=metrics, engines=engines)
+    plane = ControlPlaneServer(
+        settings, transport=transport, join_transport=join_transport, metrics=metrics, engines=engines
+    )
     try:
         await plane.start()
         if on_ready is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from shoal.core.errors import InvalidError, Problem, problem
-from shoal.tables.fused import Combine, Feature, FusedLayout, Output, Slice
+from shoal.tables.fused import Combine, Feature, FusedLayout, FusedOutput, Slice
 from shoal.tables.pooling import Pooling
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import FeatureConfigs, OutType, PoolingType
 
@@ -34,7 +34,7 @@ def layout_of(configs: FeatureConfigs, *, servers: int = 1) -> FusedLayout:
     outputs = {}
     for name, out in sorted(configs.out_configs.items()):
         slices = tuple(Slice(part.feature_name, part.start, part.end) for part in out.slice_configs)
-        outputs[name] = Output(slices, _kind(Combine, out.out_type, f"out_configs[{name}].out_type", problems))
+        outputs[name] = FusedOutput(slices, _kind(Combine, out.out_type, f"out_configs[{name}].out_type", problems))
     if problems:
         raise InvalidError(problems)
     layout = FusedLayout(features, outputs, servers=servers)

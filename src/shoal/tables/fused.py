@@ -62,7 +62,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class FusedOutput:
     """Slices that become one input of the model, or one each with `Combine.NONE`."""
 
     slices: tuple[Slice, ...]
@@ -100,7 +100,9 @@ class FusedLayout:
         servers: over how many servers the ids of each table are spread: id modulo this number, as a floor.
     """
 
-    def __init__(self, features: Mapping[str, Feature], outputs: Mapping[str, Output], *, servers: int = 1) -> None:
+    def __init__(
+        self, features: Mapping[str, Feature], outputs: Mapping[str, FusedOutput], *, servers: int = 1
+    ) -> None:
         self.features = dict(features)
         self.outputs = dict(outputs)
         self.servers = servers

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.control.state.facts import Strategy
 from shoal.control.store.sqlite import SqliteStore
@@ -64,7 +64,7 @@ class ControlKit:
         self.engines = engines
         self.workflows = WorkflowMemory()
         self.store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
-        self.plane: ControlPlane
+        self.plane: ControlPlaneServer
         self.agents = HollowFleet(
             self.network.transport("agents"),
             CONTROL_ADDRESS,
@@ -87,7 +87,7 @@ class ControlKit:
 
     async def start_control(self) -> None:
         """Start, or start again on what is stored."""
-        self.plane = ControlPlane(
+        self.plane = ControlPlaneServer(
             self.settings,
             transport=self.network.transport("control"),
             store=self.store,

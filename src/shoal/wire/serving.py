@@ -158,7 +158,7 @@ async def _while_good(standing: Standing | None) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def one_message(method: Method[Any, Any], observer: RpcObserver | None) -> Iterator[Outcome]:
+def one_message(method: Method[Any, Any], observer: RpcObserver | None) -> Iterator[RpcOutcome]:
     """Around what serves one message of a stream that stands for a call: it is counted, timed and traced as that is.
 
     What the block raises becomes the status of the outcome. The trace is the message's own: a stream lives longer than
@@ -170,7 +170,7 @@ def one_message(method: Method[Any, Any], observer: RpcObserver | None) -> Itera
 
 
 @dataclass(slots=True)
-class Outcome:
+class RpcOutcome:
     """How a call ended."""
 
     status: Status = OK
@@ -183,11 +183,11 @@ def _traced(endpoint: Endpoint, call: Call) -> contextlib.AbstractContextManager
 @contextlib.contextmanager
 def _watched(
     method: Method[Any, Any], observer: RpcObserver | None, trace: tracing.Span | None = None
-) -> Iterator[Outcome]:
+) -> Iterator[RpcOutcome]:
     """Turn what the block raises into a status, and report how the call ended."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    outcome = Outcome()
+    outcome = RpcOutcome()
     cancelled = False
     try:
         yield outcome

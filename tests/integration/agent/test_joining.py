@@ -14,7 +14,7 @@ from shoal.agent.contact.renewal import Renewal
 from shoal.agent.server import Agent
 from shoal.agent.settings import AgentSettings
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.trust.enrollment import RateLimit
@@ -75,7 +75,7 @@ class Place:
             key=str(files.key),
         )
         access = self.settings.access
-        self.plane = ControlPlane(
+        self.plane = ControlPlaneServer(
             self.settings,
             transport=GrpcTransport(security=access.security()),
             join_transport=GrpcTransport(security=access.server_security()),
@@ -238,7 +238,7 @@ async def test_a_control_plane_that_is_away_is_waited_for(tmp_path):
     await clock.has_slept(1)
     assert not joining.done()
     again = replace(place.settings, join_port=port)
-    plane = ControlPlane(
+    plane = ControlPlaneServer(
         again,
         transport=GrpcTransport(security=again.access.security()),
         join_transport=GrpcTransport(security=again.access.server_security()),

@@ -39,7 +39,7 @@ from scripts.conversation import (
 from scripts.every_call import every_call
 from scripts.record_version import format_number, picture, read_workload, until
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.control.store.migrate import find_migrations
 from shoal.control.store.select import FILE_NAME, open_store
@@ -93,7 +93,7 @@ async def control_plane(folder: Path, database: str, *, lease: timedelta = timed
         lease=lease,
     )
     transport = GrpcTransport()
-    plane = ControlPlane(settings, transport=transport, engines=Engines({"service": ServiceEngine()}))
+    plane = ControlPlaneServer(settings, transport=transport, engines=Engines({"service": ServiceEngine()}))
     try:
         await plane.start(http=False)
         async with Client([plane.address], transport) as client:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2 as health
 from shoal.agent.contact.joining import join
 from shoal.agent.settings import AgentSettings
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.core.errors import InvalidError, NotLeaderError, UnauthenticatedError
 from shoal.model.identity import Identity, Role
@@ -55,7 +55,7 @@ class Scene:
             key=str(files.key),
         )
         access = settings.access
-        return ControlPlane(
+        return ControlPlaneServer(
             settings,
             transport=GrpcTransport(security=access.security()),
             join_transport=GrpcTransport(security=access.server_security()),

@@ -10,7 +10,7 @@ import pytest
 from shoal.agent.server import Agent, AgentSettings
 from shoal.client import ControlPlane as Client
 from shoal.control.agents.calls import Agents
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeniedError, InvalidError, NotFoundError, UnavailableError
@@ -38,7 +38,7 @@ def paths(files):
 
 def make_plane(tmp_path, files, **settings):
     given = ControlSettings(data_dir=str(tmp_path / "control"), grpc_port=0, **paths(files), **settings)
-    return ControlPlane(given, transport=GrpcTransport(security=given.access.security()))
+    return ControlPlaneServer(given, transport=GrpcTransport(security=given.access.security()))
 
 
 def make_agent(tmp_path, files, **settings):

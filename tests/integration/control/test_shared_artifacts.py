@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.core.errors import PreconditionError
 from shoal.wire.sockets.channel import GrpcTransport
@@ -22,7 +22,7 @@ async def plane(folder, database: str, artifacts: str):
     settings = ControlSettings(
         data_dir=str(folder), grpc_port=0, http_port=0, insecure=True, database=database, artifacts=artifacts
     )
-    made = ControlPlane(settings, transport=GrpcTransport())
+    made = ControlPlaneServer(settings, transport=GrpcTransport())
     await made.start(http=False)
     try:
         yield made

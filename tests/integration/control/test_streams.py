@@ -10,7 +10,7 @@ import pytest
 
 from shoal.agent.server import Agent, AgentSettings
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeniedError, NotFoundError
@@ -48,7 +48,7 @@ class World:
         self.folder = folder
         self.certificates = certificates
         self.machine = FakeMachine(SystemClock())
-        self.plane: ControlPlane
+        self.plane: ControlPlaneServer
         self.agents: dict[str, Agent] = {}
         self.port = 0
 
@@ -69,7 +69,7 @@ class World:
             heartbeat_interval=timedelta(seconds=5),
             **self.files(self.certificates and self.certificates.control()),
         )
-        self.plane = ControlPlane(settings, transport=self.transport(lambda made: made.control()))
+        self.plane = ControlPlaneServer(settings, transport=self.transport(lambda made: made.control()))
         await self.plane.start(http=False)
         self.port = int(self.plane.address.rpartition(":")[2])
 

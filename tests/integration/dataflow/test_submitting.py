@@ -13,7 +13,7 @@ import pytest
 
 from shoal import App
 from shoal.client import ControlPlane as Client
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.settings import ControlSettings
 from shoal.core.errors import NotFoundError, PreconditionError, UnavailableError
 from shoal.dataflow.fleet import DataflowEngine
@@ -36,7 +36,7 @@ PROGRAM = """
 @asynccontextmanager
 async def control_plane(folder):
     settings = ControlSettings(data_dir=str(folder), grpc_port=0, http_port=0, insecure=True)
-    plane = ControlPlane(settings, transport=GrpcTransport(), engines=Engines({"dataflow": DataflowEngine()}))
+    plane = ControlPlaneServer(settings, transport=GrpcTransport(), engines=Engines({"dataflow": DataflowEngine()}))
     await plane.start(http=False)
     try:
         yield plane

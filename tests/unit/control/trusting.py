@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.agent.server import Agent, AgentSettings
 from shoal.agent.workloads.ports import PortBook
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.core.entropy import SeededEntropy
 from shoal.model.identity import Identity, Role
 from shoal.model.workloads import WorkloadType
@@ -43,7 +43,7 @@ class TrustingFleet(RealFleet):
         return self.network.transport(f"{identity.role}", identity=identity).connect(CONTROL_ADDRESS)
 
     async def start_control(self) -> None:
-        self.plane = ControlPlane(
+        self.plane = ControlPlaneServer(
             self.settings,
             transport=self.network.transport("control", identity=Identity(Role.CONTROL, CLUSTER, "control")),
             join_transport=self.network.transport("joining"),

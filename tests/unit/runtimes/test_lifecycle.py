@@ -17,7 +17,7 @@ from shoal.runtimes.keeper.lives.lifecycle import (
     Deadline,
     Ending,
     Life,
-    Step,
+    LifeStep,
     deadline_at,
     kill_time,
     next_step,
@@ -31,27 +31,27 @@ STOPPED = Ending(by="stop", kill_at=110.0)
 @pytest.mark.parametrize(
     ("life", "step"),
     [
-        (RUNNING, Step(Act.WAIT)),
-        (replace(RUNNING, deadline=Deadline(at=130, warning=2)), Step(Act.WAIT, 128)),
-        (replace(RUNNING, deadline=Deadline(at=102, warning=2)), Step(Act.ASK)),
-        (replace(RUNNING, deadline=Deadline(at=90, warning=2)), Step(Act.ASK)),
-        (replace(RUNNING, ending=STOPPED), Step(Act.WAIT, 110)),
-        (replace(RUNNING, ending=Ending(by="stop", kill_at=100)), Step(Act.KILL, 100 + KILL_AGAIN)),
+        (RUNNING, LifeStep(Act.WAIT)),
+        (replace(RUNNING, deadline=Deadline(at=130, warning=2)), LifeStep(Act.WAIT, 128)),
+        (replace(RUNNING, deadline=Deadline(at=102, warning=2)), LifeStep(Act.ASK)),
+        (replace(RUNNING, deadline=Deadline(at=90, warning=2)), LifeStep(Act.ASK)),
+        (replace(RUNNING, ending=STOPPED), LifeStep(Act.WAIT, 110)),
+        (replace(RUNNING, ending=Ending(by="stop", kill_at=100)), LifeStep(Act.KILL, 100 + KILL_AGAIN)),
         # A long grace period does not outlast the deadline.
-        (replace(RUNNING, ending=STOPPED, deadline=Deadline(at=105, warning=2)), Step(Act.WAIT, 105)),
-        (replace(RUNNING, ending=STOPPED, deadline=Deadline(at=100, warning=2)), Step(Act.KILL, 100 + KILL_AGAIN)),
-        (GONE, Step(Act.FINISH)),
-        (replace(GONE, ending=STOPPED), Step(Act.FINISH)),
+        (replace(RUNNING, ending=STOPPED, deadline=Deadline(at=105, warning=2)), LifeStep(Act.WAIT, 105)),
+        (replace(RUNNING, ending=STOPPED, deadline=Deadline(at=100, warning=2)), LifeStep(Act.KILL, 100 + KILL_AGAIN)),
+        (GONE, LifeStep(Act.FINISH)),
+        (replace(GONE, ending=STOPPED), LifeStep(Act.FINISH)),
         # Ended by itself: what is left is killed at once.
-        (replace(GONE, leftovers=2, asked_leftovers=2), Step(Act.KILL, 100 + KILL_AGAIN)),
+        (replace(GONE, leftovers=2, asked_leftovers=2), LifeStep(Act.KILL, 100 + KILL_AGAIN)),
         # Asked to end: those who were asked have the rest of the grace period, the others were not asked.
-        (replace(GONE, leftovers=2, asked_leftovers=1, ending=STOPPED), Step(Act.WAIT, 100 + LOOK_AGAIN)),
-        (replace(GONE, leftovers=1, asked_leftovers=0, ending=STOPPED), Step(Act.KILL, 100 + KILL_AGAIN)),
-        (replace(GONE, leftovers=1, killing_since=100 - PATIENCE / 2), Step(Act.KILL, 100 + KILL_AGAIN)),
-        (replace(GONE, leftovers=1, killing_since=100 - PATIENCE), Step(Act.FINISH)),
+        (replace(GONE, leftovers=2, asked_leftovers=1, ending=STOPPED), LifeStep(Act.WAIT, 100 + LOOK_AGAIN)),
+        (replace(GONE, leftovers=1, asked_leftovers=0, ending=STOPPED), LifeStep(Act.KILL, 100 + KILL_AGAIN)),
+        (replace(GONE, leftovers=1, killing_since=100 - PATIENCE / 2), LifeStep(Act.KILL, 100 + KILL_AGAIN)),
+        (replace(GONE, leftovers=1, killing_since=100 - PATIENCE), LifeStep(Act.FINISH)),
     ],
 )
-def test_each_situation_has_its_step(life: Life, step: Step) -> None:
+def test_each_situation_has_its_step(life: Life, step: LifeStep) -> None:
     assert next_step(life, 100.0) == step
 
 

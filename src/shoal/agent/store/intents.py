@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from shoal.agent.facts import Intent, Outcome, Progress
+from shoal.agent.facts import Intent, Progress, RunOutcome
 from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.ids import WorkloadId
 from shoal.model.workloads import DesiredState, Exit, FailureReason, WorkloadType
@@ -204,7 +204,7 @@ def _read_progress(text: str) -> Progress:
         ),
         last_output=values["last_output"],
         held=values["held"],
-        outcome=Outcome(values["outcome"]),
+        outcome=RunOutcome(values["outcome"]),
         failure=FailureReason(values["failure"]),
         message=values["message"],
         failures=values["failures"],

@@ -35,15 +35,16 @@ from shoal.agent.facts import (
     IntentChanged,
     LivenessFailed,
     Moment,
-    Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
     Prepared,
     PrepareRun,
     ProbeReadiness,
+    Reaction,
     ReadinessTimedOut,
     ReplaceFailed,
     RunEnded,
+    RunOutcome,
     RunStarted,
     RunStopped,
     RunTroubled,
@@ -52,7 +53,6 @@ from shoal.agent.facts import (
     StartFailed,
     StartRefused,
     StartRun,
-    Step,
     StopRun,
     TimerFired,
     UpdateRun,
@@ -162,11 +162,11 @@ class Surroundings:
 class WorkloadActor:
     """Drives one workload."""
 
-    def __init__(self, surroundings: Surroundings, first: Step, *, actions: Iterable[Action] = ()) -> None:
+    def __init__(self, surroundings: Surroundings, first: Reaction, *, actions: Iterable[Action] = ()) -> None:
         self._around = surroundings
         self.state = first.state
         self._actions = list(actions)
-        self._events: deque[Event | Step] = deque([first])
+        self._events: deque[Event | Reaction] = deque([first])
         self._strays: list[RunInfo] = []
         self._draining = False
         self._watcher: asyncio.Task[Any] | None = None
@@ -241,9 +241,9 @@ class WorkloadActor:
             while self._events:
                 event = self._events.popleft()
                 before = status_of(self.state)
-                step = event if isinstance(event, Step) else handle(self.state, event, self._moment())
+                step = event if isinstance(event, Reaction) else handle(self.state, event, self._moment())
                 last, self.state = self.state, step.state
-                if status_of(self.state) != before or isinstance(event, Step):
+                if status_of(self.state) != before or isinstance(event, Reaction):
                     self._around.changed()
                 if self.state.stage is not last.stage:
                     self._stop_watching()
@@ -256,7 +256,7 @@ class WorkloadActor:
                 if self._preparing is not None and not (alive and self.state.replacement == last.replacement):
                     self._preparing.cancel()
                     self._preparing = None
-                await self._store(stale=self.state.progress != last.progress or isinstance(event, Step))
+                await self._store(stale=self.state.progress != last.progress or isinstance(event, Reaction))
                 self._count_failure(last)
                 for instruction in step.instructions:
                     self._carry_out(instruction)
@@ -268,7 +268,7 @@ class WorkloadActor:
     def _count_failure(self, last: WorkloadState) -> None:
         """Count each time that it failed for good."""
         progress = self.state.progress
-        if progress.outcome is Outcome.FAILED and last.progress.outcome is not Outcome.FAILED:
+        if progress.outcome is RunOutcome.FAILED and last.progress.outcome is not RunOutcome.FAILED:
             self._around.metrics.failed(self.state.intent.type, progress.failure)
 
     def _moment(self) -> Moment:

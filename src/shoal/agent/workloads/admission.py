@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from shoal.agent.facts import Intent, Outcome, RunRules, Stage, WorkloadState
+from shoal.agent.facts import Intent, RunOutcome, RunRules, Stage, WorkloadState
 from shoal.agent.workloads.slots import Claim
 from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError, problem
 from shoal.core.ids import WorkloadId
@@ -142,9 +142,9 @@ def _has_to_act(state: WorkloadState, intent: Intent) -> bool:
     progress = state.progress
     if not intent.wanted:
         return False
-    if progress.outcome is Outcome.FAILED:
+    if progress.outcome is RunOutcome.FAILED:
         return True
-    over = progress.outcome is Outcome.COMPLETED or state.stage is Stage.WAITING
+    over = progress.outcome is RunOutcome.COMPLETED or state.stage is Stage.WAITING
     return over and intent.attempt > progress.attempt
 
 

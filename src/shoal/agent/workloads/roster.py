@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from shoal.agent.facts import RUNNING_STAGES, Outcome, WorkloadReport, WorkloadState
+from shoal.agent.facts import RUNNING_STAGES, RunOutcome, WorkloadReport, WorkloadState
 from shoal.agent.workloads.actor import WorkloadActor
 from shoal.agent.workloads.admission import claim_of
 from shoal.agent.workloads.slots import Claim, reserved
@@ -64,7 +64,7 @@ class Roster:
             state = self.latest(workload_id)
             if state is None or state.spec is None:
                 continue
-            may_run = state.intent.wanted and state.progress.outcome is Outcome.NONE
+            may_run = state.intent.wanted and state.progress.outcome is RunOutcome.NONE
             if may_run or state.stage in RUNNING_STAGES:
                 held[workload_id] = claim_of(state.spec)
         return held

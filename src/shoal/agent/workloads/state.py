@@ -43,17 +43,18 @@ from shoal.agent.facts import (
     IntentChanged,
     LivenessFailed,
     Moment,
-    Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
     Prepared,
     PrepareRun,
     ProbeReadiness,
     Progress,
+    Reaction,
     ReadinessTimedOut,
     ReplaceFailed,
     Replacement,
     RunEnded,
+    RunOutcome,
     RunRules,
     RunStarted,
     RunStopped,
@@ -64,7 +65,6 @@ from shoal.agent.facts import (
     StartFailed,
     StartRefused,
     StartRun,
-    Step,
     StopRun,
     TimerFired,
     UpdateRun,
@@ -86,11 +86,11 @@ JITTER = 0.25
 MAX_LAST_OUTPUT = 4096
 
 
-def begin_life(intent: Intent, rules: RunRules, moment: Moment, *, spec: AgentSpec | None = None) -> Step:
+def begin_life(intent: Intent, rules: RunRules, moment: Moment, *, spec: AgentSpec | None = None) -> Reaction:
     """The first step of a workload that was not here before."""
     progress = Progress(born=intent.born)
     state = WorkloadState(intent=intent, rules=rules, progress=progress, spec=spec, since=moment.now)
-    return _converge(Step(state), moment)
+    return _converge(Reaction(state), moment)
 
 
 def reopen(
@@ -102,7 +102,7 @@ def reopen(
     *,
     spec: AgentSpec | None = None,
     is_known: bool = True,
-) -> Step:
+) -> Reaction:
     """The state after a restart of the agent, and what to do about it. `found` is the run `progress.run_id`.
 
     `is_known` is whether the runtime could tell that there is no such run, when `found` is None.
@@ -124,7 +124,7 @@ def reopen(
     state = replace(state, stage=stage, progress=progress, pid=found.pid, note=note)
     if found.exit is not None:
         return handle(state, RunEnded(found.run_id, found.exit, found.last_output, found.ended_by), moment)
-    step = _watched(_converge(Step(state), moment), alive=True)
+    step = _watched(_converge(Reaction(state), moment), alive=True)
     if step.state.stage is Stage.PROBING:
         alive = max(0.0, (moment.now - found.started_at).total_seconds())
         # A run that was adopted late still gets one try.
@@ -132,46 +132,46 @@ def reopen(
     return step
 
 
-def _reopen_in_doubt(state: WorkloadState, moment: Moment) -> Step:
+def _reopen_in_doubt(state: WorkloadState, moment: Moment) -> Reaction:
     """Whether there is a run is asked until the runtime can tell: nothing starts or is called stopped before."""
     if _still_asked_for(state) and not state.rules.needs_contact:
         note = "starting: whether it runs already is not known yet"
-        return Step(replace(state, stage=Stage.STARTING, note=note)).then(StartRun(state.progress.run_id))
+        return Reaction(replace(state, stage=Stage.STARTING, note=note)).then(StartRun(state.progress.run_id))
     note = "stopping: whether it runs is not known yet"
-    step = Step(replace(state, stage=Stage.STOPPING, note=note, since=moment.now))
+    step = Reaction(replace(state, stage=Stage.STOPPING, note=note, since=moment.now))
     return step.then(StopRun(state.progress.run_id))
 
 
-def _reopen_without_run(state: WorkloadState, moment: Moment) -> Step:
+def _reopen_without_run(state: WorkloadState, moment: Moment) -> Reaction:
     progress = state.progress
     if progress.run_id and not progress.ended:
         # It was about to be started and never was: a runtime remembers every run until it is told to forget it,
         # and it is told so only after the end was recorded here.
         state = replace(state, progress=replace(progress, run_id=RunId(""), run_sha256=b""))
-        return _converge(Step(state), moment)
+        return _converge(Reaction(state), moment)
     if progress.next_start_at is not None and _still_asked_for(state) and not _asks_again(state):
         longest = state.rules.restart.max_delay.total_seconds()
         # The clock may have been set meanwhile: never wait longer than a delay can be.
         seconds = min(max(0.0, (progress.next_start_at - moment.now).total_seconds()), longest)
-        return _wait(Step(state), seconds, note=progress.message, moment=moment)
-    return _converge(Step(state), moment)
+        return _wait(Reaction(state), seconds, note=progress.message, moment=moment)
+    return _converge(Reaction(state), moment)
 
 
-def handle(state: WorkloadState, event: Event, moment: Moment) -> Step:
+def handle(state: WorkloadState, event: Event, moment: Moment) -> Reaction:
     """Take in one event. Events that come too late, or about an earlier run, change nothing."""
     run_id = getattr(event, "run_id", None)
     if run_id is not None and run_id != state.progress.run_id:
-        return Step(state)
+        return Reaction(state)
     stages, react = _REACTIONS[type(event)]
     if stages is not None and state.stage not in stages:
-        return Step(state)
+        return Reaction(state)
     return react(state, event, moment)
 
 
-def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> Step:
+def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> Reaction:
     before = state.intent
     if event.intent.generation < before.generation:
-        return Step(state)
+        return Reaction(state)
     changed = event.intent.spec_sha256 != before.spec_sha256 or event.intent.wanted != before.wanted
     failing, hanging = ("", "") if changed else (state.failing, state.hanging)
     state = replace(state, intent=event.intent, rules=event.rules, spec=event.spec, failing=failing, hanging=hanging)
@@ -182,27 +182,27 @@ def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> St
         state = replace(state, replacement=None)
     if state.stage is Stage.FORGOTTEN:
         if event.intent.deleting:
-            return Step(state)
+            return Reaction(state)
         state = replace(state, progress=Progress(born=event.intent.born), pid=0)
-        return _converge(_move(Step(state), Stage.RESTING, moment), moment)
+        return _converge(_move(Reaction(state), Stage.RESTING, moment), moment)
     if state.stage is Stage.HELD and event.intent.wanted and event.intent.generation > before.generation:
-        return _converge(_move(Step(state), Stage.RESTING, moment), moment)
-    return _converge(Step(state), moment)
+        return _converge(_move(Reaction(state), Stage.RESTING, moment), moment)
+    return _converge(Reaction(state), moment)
 
 
-def _on_started(state: WorkloadState, event: RunStarted, moment: Moment) -> Step:
+def _on_started(state: WorkloadState, event: RunStarted, moment: Moment) -> Reaction:
     state = replace(state, own_readiness=event.readiness, services=event.services)
     ready = state.ready_within is None
     progress = replace(
         state.progress, started_at=event.started_at, ports=dict(event.ports), ready=ready, start_failures=0
     )
-    step = Step(replace(state, progress=progress, pid=event.pid))
+    step = Reaction(replace(state, progress=progress, pid=event.pid))
     if ready:
         return _watched(_converge(_move(step, Stage.READY, moment), moment), alive=True)
     return _probed(_converge(_move(step, Stage.PROBING, moment, note=_waiting(state)), moment))
 
 
-def _probed(step: Step) -> Step:
+def _probed(step: Reaction) -> Reaction:
     """Probe a run that is not ready yet."""
     state = step.state
     if state.stage is not Stage.PROBING:
@@ -218,7 +218,7 @@ def _awaited(state: WorkloadState) -> str:
     return state.rules.probe or "the health check of its image"
 
 
-def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -> Step:
+def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -> Reaction:
     progress = replace(
         state.progress,
         ended=True,
@@ -227,7 +227,7 @@ def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -
         message=event.message,
         start_failures=state.progress.start_failures + 1,
     )
-    step = _move(Step(replace(state, progress=progress, pid=0)), Stage.RESTING, moment, note=event.message)
+    step = _move(Reaction(replace(state, progress=progress, pid=0)), Stage.RESTING, moment, note=event.message)
     if not _still_asked_for(step.state):
         return _converge(step, moment)
     if not event.transient:
@@ -236,25 +236,25 @@ def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -
     return _wait(step, seconds, note=f"could not be started: {event.message}", moment=moment)
 
 
-def _on_trouble(state: WorkloadState, event: RunTroubled, moment: Moment) -> Step:
+def _on_trouble(state: WorkloadState, event: RunTroubled, moment: Moment) -> Reaction:
     del moment
-    return Step(replace(state, note=event.message, trouble=None if event.failure is FailureReason.NONE else event))
+    return Reaction(replace(state, note=event.message, trouble=None if event.failure is FailureReason.NONE else event))
 
 
-def _on_start_refused(state: WorkloadState, event: StartRefused, moment: Moment) -> Step:
+def _on_start_refused(state: WorkloadState, event: StartRefused, moment: Moment) -> Reaction:
     del event
     progress = replace(state.progress, ended=True, held=True)
-    step = _move(Step(replace(state, progress=progress)), Stage.RESTING, moment)
+    step = _move(Reaction(replace(state, progress=progress)), Stage.RESTING, moment)
     return _converge(step, moment)
 
 
-def _on_ready(state: WorkloadState, event: BecameReady, moment: Moment) -> Step:
+def _on_ready(state: WorkloadState, event: BecameReady, moment: Moment) -> Reaction:
     del event
-    step = Step(replace(state, progress=replace(state.progress, ready=True)))
+    step = Reaction(replace(state, progress=replace(state.progress, ready=True)))
     return _watched(_converge(_move(step, Stage.READY, moment), moment), alive=not state.progress.ready)
 
 
-def _watched(step: Step, *, alive: bool) -> Step:
+def _watched(step: Reaction, *, alive: bool) -> Reaction:
     """Watch a run that is ready: whether it stays so and, from the first time on, whether it hangs."""
     state, run_id = step.state, step.state.progress.run_id
     if state.stage is not Stage.READY:
@@ -264,55 +264,55 @@ def _watched(step: Step, *, alive: bool) -> Step:
     return step.then(WatchLiveness(run_id)) if alive and state.rules.liveness else step
 
 
-def _on_unready(state: WorkloadState, event: BecameUnready, moment: Moment) -> Step:
-    step = _move(Step(state), Stage.PROBING, moment, note=f"not ready any longer: {_waiting(state)}")
+def _on_unready(state: WorkloadState, event: BecameUnready, moment: Moment) -> Reaction:
+    step = _move(Reaction(state), Stage.PROBING, moment, note=f"not ready any longer: {_waiting(state)}")
     return step.then(ProbeReadiness(event.run_id, within=None))
 
 
-def _on_liveness_failed(state: WorkloadState, event: LivenessFailed, moment: Moment) -> Step:
+def _on_liveness_failed(state: WorkloadState, event: LivenessFailed, moment: Moment) -> Reaction:
     why = f"its liveness probe failed ({state.rules.liveness})"
-    step = _move(Step(replace(state, hanging=why)), Stage.STOPPING, moment, note=f"restarting: {why}")
+    step = _move(Reaction(replace(state, hanging=why)), Stage.STOPPING, moment, note=f"restarting: {why}")
     return step.then(StopRun(event.run_id))
 
 
-def _on_disk_exceeded(state: WorkloadState, event: DiskExceeded, moment: Moment) -> Step:
+def _on_disk_exceeded(state: WorkloadState, event: DiskExceeded, moment: Moment) -> Reaction:
     failing = replace(state, failing=event.message, failing_reason=FailureReason.STORAGE_ERROR)
-    return _move(Step(failing), Stage.STOPPING, moment, note=event.message).then(StopRun(event.run_id))
+    return _move(Reaction(failing), Stage.STOPPING, moment, note=event.message).then(StopRun(event.run_id))
 
 
-def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment: Moment) -> Step:
+def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment: Moment) -> Reaction:
     allowed = format_duration(state.ready_within or 0.0)
     why = f"not ready within {allowed} (waited for {_awaited(state)})"
     failing = replace(state, failing=why, failing_reason=state.rules.late_failure)
-    return _move(Step(failing), Stage.STOPPING, moment, note=why).then(StopRun(event.run_id))
+    return _move(Reaction(failing), Stage.STOPPING, moment, note=why).then(StopRun(event.run_id))
 
 
-def _on_prepared(state: WorkloadState, event: Prepared, moment: Moment) -> Step:
+def _on_prepared(state: WorkloadState, event: Prepared, moment: Moment) -> Reaction:
     if event.spec_sha256 != state.intent.spec_sha256 or not _is_replaced(state):
-        return Step(state)
+        return Reaction(state)
     if state.rules.updates:
-        return _move(Step(state), Stage.UPDATING, moment, note="being updated in place").then(
+        return _move(Reaction(state), Stage.UPDATING, moment, note="being updated in place").then(
             UpdateRun(event.run_id, event.spec_sha256)
         )
-    return _move(Step(state), Stage.STOPPING, moment, note="stopping, to be replaced").then(StopRun(event.run_id))
+    return _move(Reaction(state), Stage.STOPPING, moment, note="stopping, to be replaced").then(StopRun(event.run_id))
 
 
-def _on_updated(state: WorkloadState, event: RunUpdated, moment: Moment) -> Step:
+def _on_updated(state: WorkloadState, event: RunUpdated, moment: Moment) -> Reaction:
     state = replace(state, own_readiness=event.readiness, services=event.services, replacement=None)
     ready = state.ready_within is None
     progress = replace(state.progress, run_sha256=event.spec_sha256, ports=dict(event.ports), ready=ready)
     return _back(replace(state, progress=progress, pid=event.pid), moment)
 
 
-def _on_services(state: WorkloadState, event: ServicesSeen, moment: Moment) -> Step:
+def _on_services(state: WorkloadState, event: ServicesSeen, moment: Moment) -> Reaction:
     del moment
-    return Step(replace(state, services=event.services) if event.services != state.services else state)
+    return Reaction(replace(state, services=event.services) if event.services != state.services else state)
 
 
-def _on_replace_failed(state: WorkloadState, event: ReplaceFailed, moment: Moment) -> Step:
+def _on_replace_failed(state: WorkloadState, event: ReplaceFailed, moment: Moment) -> Reaction:
     before = state.replacement
     if before is None or event.spec_sha256 != before.spec_sha256:
-        return _back(state, moment) if state.stage is Stage.UPDATING else Step(state)
+        return _back(state, moment) if state.stage is Stage.UPDATING else Reaction(state)
     seconds = _delay(state.rules.restart, before.failures + 1, moment.chance)
     failed = Replacement(
         event.spec_sha256,
@@ -323,27 +323,27 @@ def _on_replace_failed(state: WorkloadState, event: ReplaceFailed, moment: Momen
         next_at=moment.now + timedelta(seconds=seconds),
     )
     state = replace(state, replacement=failed)
-    step = _back(state, moment) if state.stage is Stage.UPDATING else Step(state)
+    step = _back(state, moment) if state.stage is Stage.UPDATING else Reaction(state)
     if step.state.stage not in _ALIVE or not _is_replaced(step.state) or step.state.replacement is not failed:
         return step
     return step.then(PrepareRun(event.run_id, event.spec_sha256, after=seconds))
 
 
-def _back(state: WorkloadState, moment: Moment) -> Step:
+def _back(state: WorkloadState, moment: Moment) -> Reaction:
     """What follows the attempt to change a run in place: it is watched again, and its end is taken in if it came."""
     early, state = state.early_end, replace(state, early_end=None)
     if state.progress.ready:
-        step = _watched(_converge(_move(Step(state), Stage.READY, moment), moment), alive=True)
+        step = _watched(_converge(_move(Reaction(state), Stage.READY, moment), moment), alive=True)
     else:
-        step = _probed(_converge(_move(Step(state), Stage.PROBING, moment, note=_waiting(state)), moment))
+        step = _probed(_converge(_move(Reaction(state), Stage.PROBING, moment, note=_waiting(state)), moment))
     if early is None or step.state.stage not in _ALIVE:
         return step
     return handle(step.state, early, moment)
 
 
-def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Step:
+def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Reaction:
     if state.stage is Stage.UPDATING:
-        return Step(replace(state, early_end=event))
+        return Reaction(replace(state, early_end=event))
     step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
     if not _still_asked_for(step.state):
         # Seldom: it was told to stop, ended by itself, and the agent died before it was told of the end.
@@ -353,7 +353,7 @@ def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Step:
     return _after_own_end(step, event.exit, event.ended_by, moment)
 
 
-def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Step:
+def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Reaction:
     step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
     if event.exit is not None and _reached_its_end(state, event.exit, event.ended_by):
         return _converge(_complete(step, event.exit), moment)
@@ -364,34 +364,34 @@ def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Step
     return _converge(step, moment)
 
 
-def _on_timer(state: WorkloadState, event: TimerFired, moment: Moment) -> Step:
+def _on_timer(state: WorkloadState, event: TimerFired, moment: Moment) -> Reaction:
     if event.serial != state.waits:
-        return Step(state)
+        return Reaction(state)
     progress = replace(state.progress, next_start_at=None, restarts=state.progress.restarts + 1)
-    return _begin(Step(replace(state, progress=progress)), moment)
+    return _begin(Reaction(replace(state, progress=progress)), moment)
 
 
-def _on_confirmed(state: WorkloadState, event: OwnershipConfirmed, moment: Moment) -> Step:
-    return _start(Step(state), moment) if event.generation == state.intent.generation else Step(state)
+def _on_confirmed(state: WorkloadState, event: OwnershipConfirmed, moment: Moment) -> Reaction:
+    return _start(Reaction(state), moment) if event.generation == state.intent.generation else Reaction(state)
 
 
-def _on_denied(state: WorkloadState, event: OwnershipDenied, moment: Moment) -> Step:
+def _on_denied(state: WorkloadState, event: OwnershipDenied, moment: Moment) -> Reaction:
     del moment
-    return Step(replace(state, note=event.message) if event.generation == state.intent.generation else state)
+    return Reaction(replace(state, note=event.message) if event.generation == state.intent.generation else state)
 
 
-def _on_contact_lost(state: WorkloadState, event: ContactLost, moment: Moment) -> Step:
+def _on_contact_lost(state: WorkloadState, event: ContactLost, moment: Moment) -> Reaction:
     del event
     if not state.rules.needs_contact:
-        return Step(state)
+        return Reaction(state)
     held = replace(state, progress=replace(state.progress, held=True))
-    step = _move(Step(held), Stage.STOPPING, moment, note="no contact with the control plane")
+    step = _move(Reaction(held), Stage.STOPPING, moment, note="no contact with the control plane")
     return step.then(StopRun(state.progress.run_id))
 
 
-def _on_forgotten(state: WorkloadState, event: Forgotten, moment: Moment) -> Step:
+def _on_forgotten(state: WorkloadState, event: Forgotten, moment: Moment) -> Reaction:
     del event
-    step = _move(Step(state), Stage.FORGOTTEN, moment)
+    step = _move(Reaction(state), Stage.FORGOTTEN, moment)
     if state.intent.deleting:
         return step
     # It was applied again while its former self was being removed.
@@ -399,7 +399,7 @@ def _on_forgotten(state: WorkloadState, event: Forgotten, moment: Moment) -> Ste
     return _converge(_move(replace(step, state=fresh), Stage.RESTING, moment), moment)
 
 
-_Reaction = Callable[[WorkloadState, Any, Moment], Step]
+_Reaction = Callable[[WorkloadState, Any, Moment], Reaction]
 
 _ALIVE = frozenset({Stage.PROBING, Stage.READY})
 _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
@@ -428,7 +428,7 @@ _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
 """For each event the stages in which it means something (None: all) and what it does."""
 
 
-def _converge(step: Step, moment: Moment) -> Step:
+def _converge(step: Reaction, moment: Moment) -> Reaction:
     """Take the next step towards the intent, if the present stage allows one."""
     state = step.state
     if state.stage in _ALIVE:
@@ -451,7 +451,7 @@ def _converge(step: Step, moment: Moment) -> Step:
     return _converge_wanted(step, moment)
 
 
-def _prepare(step: Step) -> Step:
+def _prepare(step: Reaction) -> Reaction:
     """Have everything made ready for the new spec while the present run goes on."""
     state = step.state
     wanted = state.intent.spec_sha256
@@ -467,7 +467,7 @@ def _is_replaced(state: WorkloadState) -> bool:
     return intent.wanted and progress.born == intent.born and progress.run_sha256 != intent.spec_sha256
 
 
-def _converge_wanted(step: Step, moment: Moment) -> Step:
+def _converge_wanted(step: Reaction, moment: Moment) -> Reaction:
     """Start, or wait to start, a workload that should run and has no run."""
     state, intent, progress = step.state, step.state.intent, step.state.progress
     if progress.run_sha256 and progress.run_sha256 != intent.spec_sha256:
@@ -486,7 +486,7 @@ def _converge_wanted(step: Step, moment: Moment) -> Step:
             restarts=progress.restarts + 1,
         )
         return _begin(replace(step, state=replace(state, progress=again)), moment)
-    if state.stage is not Stage.RESTING or progress.outcome is not Outcome.NONE:
+    if state.stage is not Stage.RESTING or progress.outcome is not RunOutcome.NONE:
         return step
     return _begin(step, moment)
 
@@ -496,20 +496,25 @@ def _asks_again(state: WorkloadState) -> bool:
     intent, progress = state.intent, state.progress
     if state.stage is Stage.HELD:
         return False
-    if progress.outcome is Outcome.FAILED and intent.generation > progress.failed_generation:
+    if progress.outcome is RunOutcome.FAILED and intent.generation > progress.failed_generation:
         return True
     return bool(progress.run_sha256) and intent.attempt > progress.attempt
 
 
-def _rest(step: Step, moment: Moment) -> Step:
+def _rest(step: Reaction, moment: Moment) -> Reaction:
     """Nothing is to run. A failure is over with that, a completion is not."""
     state, progress = step.state, step.state.progress
     note = "stopped"
-    if progress.outcome is Outcome.FAILED:
+    if progress.outcome is RunOutcome.FAILED:
         note = f"stopped; before that it failed: {progress.message}"
-    if progress.outcome is not Outcome.COMPLETED:
+    if progress.outcome is not RunOutcome.COMPLETED:
         progress = replace(
-            progress, outcome=Outcome.NONE, failure=FailureReason.NONE, failures=0, start_failures=0, next_start_at=None
+            progress,
+            outcome=RunOutcome.NONE,
+            failure=FailureReason.NONE,
+            failures=0,
+            start_failures=0,
+            next_start_at=None,
         )
     step = replace(step, state=replace(state, progress=replace(progress, held=False)))
     if state.stage is Stage.RESTING:
@@ -517,7 +522,7 @@ def _rest(step: Step, moment: Moment) -> Step:
     return _move(step, Stage.RESTING, moment, note=note)
 
 
-def _begin(step: Step, moment: Moment) -> Step:
+def _begin(step: Reaction, moment: Moment) -> Reaction:
     """Start a run. An at-most-one run starts after the control plane has confirmed that this node owns it.
 
     So does a run that was stopped without contact: another node may own it by now.
@@ -530,7 +535,7 @@ def _begin(step: Step, moment: Moment) -> Step:
     return step.then(ConfirmOwnership(state.intent.generation))
 
 
-def _start(step: Step, moment: Moment) -> Step:
+def _start(step: Reaction, moment: Moment) -> Reaction:
     before = step.state.progress
     # A started run that we ended because contact was lost: users see a restart.
     again = before.held and before.started_at is not None
@@ -553,7 +558,7 @@ def _start(step: Step, moment: Moment) -> Step:
     return _move(step, Stage.STARTING, moment, note="starting").then(StartRun(moment.run_id))
 
 
-def _record_end(state: WorkloadState, exit_: Exit | None, last_output: str, ended_by: str, moment: Moment) -> Step:
+def _record_end(state: WorkloadState, exit_: Exit | None, last_output: str, ended_by: str, moment: Moment) -> Reaction:
     progress = replace(
         state.progress,
         ended=True,
@@ -562,11 +567,11 @@ def _record_end(state: WorkloadState, exit_: Exit | None, last_output: str, ende
         last_output=last_output[-MAX_LAST_OUTPUT:],
         held=state.progress.held or ended_by == EndedBy.DEADLINE,
     )
-    step = _move(Step(replace(state, progress=progress, pid=0)), Stage.RESTING, moment)
+    step = _move(Reaction(replace(state, progress=progress, pid=0)), Stage.RESTING, moment)
     return step.then(ForgetRun(progress.run_id))
 
 
-def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> Step:
+def _after_own_end(step: Reaction, exit_: Exit, ended_by: str, moment: Moment) -> Reaction:
     """What follows the end of a run that should go on: the restart policy decides."""
     state = step.state
     if ended_by:
@@ -580,7 +585,7 @@ def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> St
     return _after_failed_run(step, exit_, describe_exit(exit_), moment)
 
 
-def _after_failed_run(step: Step, exit_: Exit | None, message: str, moment: Moment) -> Step:
+def _after_failed_run(step: Reaction, exit_: Exit | None, message: str, moment: Moment) -> Reaction:
     """What follows the failure of a run that should go on."""
     state = step.state
     restart, progress = state.rules.restart, state.progress
@@ -601,7 +606,7 @@ def _after_failed_run(step: Step, exit_: Exit | None, message: str, moment: Mome
     )
 
 
-def _wait(step: Step, seconds: float, *, note: str, moment: Moment) -> Step:
+def _wait(step: Reaction, seconds: float, *, note: str, moment: Moment) -> Reaction:
     at = moment.now + timedelta(seconds=seconds)
     state = step.state
     progress = replace(state.progress, next_start_at=at, message=note)
@@ -609,11 +614,11 @@ def _wait(step: Step, seconds: float, *, note: str, moment: Moment) -> Step:
     return _move(step, Stage.WAITING, moment, note=note).then(Wait(seconds, serial=state.waits + 1))
 
 
-def _complete(step: Step, exit_: Exit) -> Step:
+def _complete(step: Reaction, exit_: Exit) -> Reaction:
     message = describe_exit(exit_)
     progress = replace(
         step.state.progress,
-        outcome=Outcome.COMPLETED,
+        outcome=RunOutcome.COMPLETED,
         failure=FailureReason.NONE,
         message=message,
         failures=0,
@@ -622,10 +627,10 @@ def _complete(step: Step, exit_: Exit) -> Step:
     return replace(step, state=replace(step.state, progress=progress, note=message))
 
 
-def _fail(step: Step, failure: FailureReason, message: str) -> Step:
+def _fail(step: Reaction, failure: FailureReason, message: str) -> Reaction:
     progress = replace(
         step.state.progress,
-        outcome=Outcome.FAILED,
+        outcome=RunOutcome.FAILED,
         failure=failure,
         message=message,
         next_start_at=None,
@@ -634,7 +639,7 @@ def _fail(step: Step, failure: FailureReason, message: str) -> Step:
     return replace(step, state=replace(step.state, progress=progress, note=message, failing=""))
 
 
-def _move(step: Step, stage: Stage, moment: Moment, *, note: str = "") -> Step:
+def _move(step: Reaction, stage: Stage, moment: Moment, *, note: str = "") -> Reaction:
     before = step.state.stage
     if stage not in MOVES[before]:
         raise InternalError(

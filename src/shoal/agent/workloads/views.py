@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shoal.agent.facts import Outcome, Stage, WorkloadState
+from shoal.agent.facts import RunOutcome, Stage, WorkloadState
 from shoal.model.workloads import FailureReason, RunState, RunStatus
 
 #: The most bytes that the texts of all workloads may have in one heartbeat, so that the message keeps its limit.
@@ -34,7 +34,7 @@ def verdict_of(state: WorkloadState) -> Verdict | None:
         return Verdict() if state.is_current else None
     if state.stage is not Stage.RESTING:
         return None
-    if state.progress.outcome is Outcome.FAILED:
+    if state.progress.outcome is RunOutcome.FAILED:
         return Verdict(error=state.progress.message or "failed")
     return Verdict()
 
@@ -63,9 +63,9 @@ def status_of(state: WorkloadState) -> RunStatus:
         ports=progress.ports if not ended else {},
         restarts=progress.restarts,
         ready=state.stage is Stage.READY,
-        completed=progress.outcome is Outcome.COMPLETED and not intent.deleting,
+        completed=progress.outcome is RunOutcome.COMPLETED and not intent.deleting,
         deleting=intent.deleting,
-        last_output=progress.last_output if ended and progress.outcome is not Outcome.COMPLETED else "",
+        last_output=progress.last_output if ended and progress.outcome is not RunOutcome.COMPLETED else "",
         pid=state.pid,
         started_at=progress.started_at,
         next_restart_at=next_at,
@@ -116,9 +116,9 @@ _REPORTED: Mapping[Stage, RunState] = {
 def _report(state: WorkloadState) -> tuple[RunState, str]:
     progress = state.progress
     if state.stage is Stage.RESTING:
-        if progress.outcome is Outcome.COMPLETED:
+        if progress.outcome is RunOutcome.COMPLETED:
             return RunState.STOPPED, f"completed: {progress.message}"
-        if progress.outcome is Outcome.FAILED:
+        if progress.outcome is RunOutcome.FAILED:
             return RunState.FAILED, progress.message
         return RunState.STOPPED, state.note or "stopped"
     if state.replacement is not None and state.stage in (Stage.READY, Stage.PROBING):

@@ -12,7 +12,7 @@ from shoal.cli.connection.options import SERVERS, Config, LogFormat, LogLevel, R
 from shoal.cli.servers import daemon
 
 if TYPE_CHECKING:
-    from shoal.control.server import ControlPlane
+    from shoal.control.server import ControlPlaneServer
     from shoal.control.settings import ControlSettings
 
 ENV_NAMES = {
@@ -150,7 +150,7 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
     from shoal.jobs.engine import find_engines
     from shoal.wire.sockets.channel import GrpcTransport
 
-    def ready(plane: ControlPlane) -> None:
+    def ready(plane: ControlPlaneServer) -> None:
         grpc = daemon.bound(settings.grpc_address, plane.address)
         http = daemon.bound(settings.http_address, plane.http_address)
         join = daemon.bound(settings.join_address, plane.join_address)

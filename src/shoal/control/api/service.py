@@ -41,7 +41,7 @@ from shoal.control.store.base import Store
 from shoal.control.trust.entitlements import check_identities, identity_problem
 from shoal.control.workloads.adoption import Adoption
 from shoal.control.workloads.groups import Groups
-from shoal.control.workloads.requests import Applied, Outcome, Workloads, merge
+from shoal.control.workloads.requests import Applied, RequestOutcome, Workloads, merge
 from shoal.core.clock import Clock
 from shoal.core.errors import (
     ConflictError,
@@ -245,7 +245,7 @@ class ControlService:
         known = self._fleet.workloads.get(WorkloadId(request.workload_id))
         record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired, cause=cause_of_call(call))
         unchanged = known is not None and known.generation == record.generation
-        return Applied(record, Outcome.UNCHANGED if unchanged else Outcome.UPDATED)
+        return Applied(record, RequestOutcome.UNCHANGED if unchanged else RequestOutcome.UPDATED)
 
     async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
         """Request the deletion of a workload."""
@@ -527,8 +527,12 @@ def _needs_generations(record: WorkloadRecord, request: pb.PlanPlacementRequest)
     return request.together or record.group_id is not None or record.spec.at_most_one
 
 
-def _planned(record: WorkloadRecord, outcome: Outcome, decision: PlacementDecision | None) -> PlannedPlacement:
-    change = {Outcome.CREATED: "create", Outcome.UPDATED: "update", Outcome.UNCHANGED: "unchanged"}[outcome]
+def _planned(record: WorkloadRecord, outcome: RequestOutcome, decision: PlacementDecision | None) -> PlannedPlacement:
+    change = {
+        RequestOutcome.CREATED: "create",
+        RequestOutcome.UPDATED: "update",
+        RequestOutcome.UNCHANGED: "unchanged",
+    }[outcome]
     if decision is None:
         return PlannedPlacement(record.workload_id, record.node_id or "", change)
     return PlannedPlacement(

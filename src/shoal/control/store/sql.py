@@ -78,7 +78,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RowStatement:
     """One statement for all rows of one kind of change."""
 
     name: str
@@ -168,24 +168,24 @@ class Statements:
         #: Writes for the sake of it.
         self.try_write = update(self.meta).where(probe).values(value=self.meta.c.value + 1)
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[RowStatement]:
         """Every step, in the order in which a batch is applied."""
         for name, table in self.versions.items():
-            yield Step(f"{name}.remove", delete(table).where(*_is_at(table)), exact=True)
+            yield RowStatement(f"{name}.remove", delete(table).where(*_is_at(table)), exact=True)
         forget = delete(self.observations).where(self.observations.c.workload_id == bindparam("key"))
-        yield Step("observations.forget", forget, exact=False)
+        yield RowStatement("observations.forget", forget, exact=False)
         for name, table in self.versions.items():
-            yield Step(f"{name}.update", update(table).where(*_is_at(table)), exact=True)
+            yield RowStatement(f"{name}.update", update(table).where(*_is_at(table)), exact=True)
             add = self._insert(table).on_conflict_do_nothing()
             # Without this option the number of inserted rows is not kept.
-            yield Step(f"{name}.insert", add.execution_options(preserve_rowcount=True), exact=True)
-        yield Step("observations.put", self._observe(), exact=False)
+            yield RowStatement(f"{name}.insert", add.execution_options(preserve_rowcount=True), exact=True)
+        yield RowStatement("observations.put", self._observe(), exact=False)
         heartbeat = update(self.nodes).where(self.nodes.c.id == bindparam("key"))
-        yield Step("nodes.heartbeat", heartbeat, exact=False)
+        yield RowStatement("nodes.heartbeat", heartbeat, exact=False)
         lower = (self.meta.c.name == "generation_floor", self.meta.c.value < bindparam("floor"))
         for name, statement, exact in self.coordination.steps():
-            yield Step(name, statement, exact)
-        yield Step("meta.floor", update(self.meta).where(*lower).values(value=bindparam("floor")), exact=False)
+            yield RowStatement(name, statement, exact)
+        yield RowStatement("meta.floor", update(self.meta).where(*lower).values(value=bindparam("floor")), exact=False)
 
     def _observe(self) -> Executable:
         # Reads from workloads: a report that arrives after its workload was removed leaves nothing behind.

@@ -29,13 +29,13 @@ from shoal.control.workloads.decisions.reconciler import (
     FinishMove,
     Forget,
     LeaveNode,
+    NextStep,
     NoteFailure,
     Place,
     Retry,
     SendApply,
     SendDelete,
     Settled,
-    Step,
     TakeMoveBack,
     Wait,
     reconcile,
@@ -241,7 +241,7 @@ class Dispatch:
         await self._groups.member_accepted(record)
         return False
 
-    async def _carry_out(self, record: WorkloadRecord, step: Step) -> bool:
+    async def _carry_out(self, record: WorkloadRecord, step: NextStep) -> bool:
         match step:
             case Place():
                 return await self._place(record, step)
@@ -274,7 +274,7 @@ class Dispatch:
             record.workload_id, lambda it: changes.forgotten(self._fleet, it, reason, at=at)
         )
 
-    async def _about_failures(self, record: WorkloadRecord, step: Step) -> None:
+    async def _about_failures(self, record: WorkloadRecord, step: NextStep) -> None:
         chance, at = self._entropy.uniform(0.0, 1.0), self._clock.wall()
 
         def change(current: WorkloadRecord) -> Batch:

@@ -24,7 +24,7 @@ from shoal.control.state.lifecycle.changes import change as change_record
 from shoal.control.store.base import Batch
 from shoal.control.trust.entitlements import check_entitled
 from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.requests import Outcome, WorkloadRequest, deletion, merge
+from shoal.control.workloads.requests import RequestOutcome, WorkloadRequest, deletion, merge
 from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core import faults
 from shoal.core.clock import Clock
@@ -50,7 +50,7 @@ class GroupApplied:
     """The answer to a change of a group."""
 
     record: GroupRecord
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Groups:
             change = self._difference(group_id, known, requests)
             bounds = _bounds(by, known, member_changes, len(requests))
             if known is not None and not change.records and not change.removed and known.member_changes == bounds:
-                result = GroupApplied(known, Outcome.UNCHANGED)
+                result = GroupApplied(known, RequestOutcome.UNCHANGED)
                 return None
             placed, events = self._place(group_id, change, cause)
             record = self._next_record(group_id, known, requests, change, bounds)
@@ -128,7 +128,7 @@ class Groups:
                 deletion(each, clock=self._clock, cause=f"left group {group_id}: {cause}") for each in change.removed
             ]
             changed = tuple(each.workload_id for each in (*placed, *change.removed))
-            result = GroupApplied(record, Outcome.CREATED if known is None else Outcome.UPDATED)
+            result = GroupApplied(record, RequestOutcome.CREATED if known is None else RequestOutcome.UPDATED)
             origin = Origin(self._clock.wall(), EventSource.API, cause)
             told = group_event(
                 record,
@@ -145,7 +145,7 @@ class Groups:
         async with self._placer.exclusive():
             await self._ledger.change(decide)
         assert result is not None  # noqa: S101 decide has run at least once
-        if result.outcome is not Outcome.UNCHANGED:
+        if result.outcome is not RequestOutcome.UNCHANGED:
             faults.reach("control.apply.accepted")
         for workload_id in changed:
             self._pending.start_over(workload_id)
@@ -209,10 +209,10 @@ class Groups:
                     group_id=group_id,
                 )
             applied = merge(requested, member, clock=self._clock, floor=self._fleet.generation_floor)
-            if applied.outcome is Outcome.UNCHANGED:
+            if applied.outcome is RequestOutcome.UNCHANGED:
                 continue
             records.append(dataclasses.replace(applied.record, group_id=group_id))
-            before.append(_before(requested.workload_id, None if applied.outcome is Outcome.CREATED else member))
+            before.append(_before(requested.workload_id, None if applied.outcome is RequestOutcome.CREATED else member))
         wanted = {requested.workload_id for requested in requests}
         leaving = [
             self._fleet.workloads[each]

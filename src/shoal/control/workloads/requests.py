@@ -28,7 +28,7 @@ from shoal.model.phases import ContractStatus
 from shoal.model.workloads import DesiredState, RetryState, WorkloadRecord, WorkloadSpec
 
 
-class Outcome(enum.Enum):
+class RequestOutcome(enum.Enum):
     """What an apply did."""
 
     CREATED = "created"
@@ -58,7 +58,7 @@ class Applied:
     """The answer to an apply."""
 
     record: WorkloadRecord
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
 def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Clock, floor: int) -> Applied:
@@ -81,7 +81,7 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
             created_at=at,
             updated_at=at,
         )
-        return Applied(record, Outcome.CREATED)
+        return Applied(record, RequestOutcome.CREATED)
     same_spec = known.spec_sha256 == requested.spec_sha256
     reborn = known.desired is DesiredState.DELETED
     if known.revision_id == requested.revision and not same_spec and not reborn:
@@ -95,7 +95,7 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
             ]
         )
     if same_spec and known.revision_id == requested.revision and known.desired is requested.desired:
-        return Applied(known, Outcome.UNCHANGED)
+        return Applied(known, RequestOutcome.UNCHANGED)
     content: dict[str, Any] = {
         "spec": requested.spec,
         "spec_bytes": requested.spec_bytes,
@@ -107,9 +107,9 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
     if reborn:  # a new life under an old name: only the generation goes on, so that older commands stay old
         attempt = known.attempt + 1
         content |= {"move": None, "created_at": at, "group_id": None, "attempt": attempt}
-        return Applied(change(known, Change.RECREATED, at=at, **content), Outcome.CREATED)
+        return Applied(change(known, Change.RECREATED, at=at, **content), RequestOutcome.CREATED)
     move = known.move if requested.desired is DesiredState.RUNNING else None
-    return Applied(change(known, Change.UPDATED, at=at, move=move, **content), Outcome.UPDATED)
+    return Applied(change(known, Change.UPDATED, at=at, move=move, **content), RequestOutcome.UPDATED)
 
 
 _DESIRED = {
@@ -143,9 +143,11 @@ class Workloads:
                     stored=stored,
                 )
             result = merge(requested, known, clock=self._clock, floor=self._fleet.generation_floor)
-            if result.outcome is Outcome.UNCHANGED:
+            if result.outcome is RequestOutcome.UNCHANGED:
                 return None
-            kind = EventKind.WORKLOAD_CREATED if result.outcome is Outcome.CREATED else EventKind.WORKLOAD_UPDATED
+            kind = (
+                EventKind.WORKLOAD_CREATED if result.outcome is RequestOutcome.CREATED else EventKind.WORKLOAD_UPDATED
+            )
             message = f"revision {result.record.revision_id}, {result.record.desired.value}"
             origin = Origin(self._clock.wall(), EventSource.API, cause)
             event = workload_event(result.record, kind, message, origin)
@@ -153,7 +155,7 @@ class Workloads:
 
         await self._ledger.change(decide)
         assert result is not None  # noqa: S101 decide has run at least once
-        if result.outcome is not Outcome.UNCHANGED:
+        if result.outcome is not RequestOutcome.UNCHANGED:
             faults.reach("control.apply.accepted")
             self._pending.start_over(requested.workload_id)
         return result

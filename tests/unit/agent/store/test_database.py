@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.facts import Outcome, Progress
+from shoal.agent.facts import Progress, RunOutcome
 from shoal.agent.store import action_log, intents
 from shoal.agent.store.action_log import Action, ActionQuery
 from shoal.agent.store.database import FILE_NAME, AgentDatabase
@@ -86,7 +86,7 @@ times = st.integers(0, 10**10).map(lambda ms: START + timedelta(milliseconds=ms)
         ),
         last_output=st.text(),
         held=st.booleans(),
-        outcome=st.sampled_from(Outcome),
+        outcome=st.sampled_from(RunOutcome),
         failure=st.sampled_from(FailureReason),
         message=st.text(),
         failures=st.integers(0),

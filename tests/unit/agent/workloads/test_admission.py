@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.agent.facts import Outcome, Stage, WorkloadState
+from shoal.agent.facts import RunOutcome, Stage, WorkloadState
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, claim_of, judge_apply, judge_delete, rules_of
 from shoal.agent.workloads.state import begin_life
 from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError
@@ -92,18 +92,18 @@ def test_the_same_content_with_a_higher_generation_is_noted_and_skipped():
     assert (decision.skipped, decision.stored, decision.intent.generation) == (True, True, 9)
 
 
-def ended(outcome: Outcome, stage: Stage = Stage.RESTING) -> WorkloadState:
+def ended(outcome: RunOutcome, stage: Stage = Stage.RESTING) -> WorkloadState:
     state = here()
     return replace(state, stage=stage, progress=replace(state.progress, outcome=outcome, ended=True))
 
 
 def test_the_same_content_is_a_request_to_try_again_what_has_failed():
-    assert not judge(command(generation=2), ended(Outcome.FAILED), highest=1).skipped
-    stopped = replace(ended(Outcome.FAILED), intent=intent(desired=DesiredState.STOPPED))
+    assert not judge(command(generation=2), ended(RunOutcome.FAILED), highest=1).skipped
+    stopped = replace(ended(RunOutcome.FAILED), intent=intent(desired=DesiredState.STOPPED))
     assert judge(command(generation=2, desired=DesiredState.STOPPED), stopped, highest=1).skipped
 
 
-@pytest.mark.parametrize("state", [ended(Outcome.COMPLETED), ended(Outcome.NONE, Stage.WAITING)])
+@pytest.mark.parametrize("state", [ended(RunOutcome.COMPLETED), ended(RunOutcome.NONE, Stage.WAITING)])
 def test_what_is_over_is_run_again_by_an_attempt_only(state):
     assert judge(command(generation=2), state, highest=1).skipped
     assert not judge(command(generation=2, attempt=1), state, highest=1).skipped

@@ -19,7 +19,6 @@ from shoal.agent.facts import (
     FoundRun,
     IntentChanged,
     LivenessFailed,
-    Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
     Prepared,
@@ -28,6 +27,7 @@ from shoal.agent.facts import (
     ReadinessTimedOut,
     ReplaceFailed,
     RunEnded,
+    RunOutcome,
     RunStarted,
     RunStopped,
     RunTroubled,
@@ -169,14 +169,14 @@ def test_a_late_ready_or_timeout_of_an_earlier_run_means_nothing():
 @pytest.mark.parametrize(
     ("policy", "code", "outcome", "waits"),
     [
-        ("always", 0, Outcome.NONE, True),
-        ("always", 3, Outcome.NONE, True),
-        ("unless-stopped", 0, Outcome.NONE, True),
-        ("", 0, Outcome.NONE, True),
-        ("on-failure", 0, Outcome.COMPLETED, False),
-        ("on-failure", 3, Outcome.NONE, True),
-        ("no", 0, Outcome.COMPLETED, False),
-        ("no", 3, Outcome.FAILED, False),
+        ("always", 0, RunOutcome.NONE, True),
+        ("always", 3, RunOutcome.NONE, True),
+        ("unless-stopped", 0, RunOutcome.NONE, True),
+        ("", 0, RunOutcome.NONE, True),
+        ("on-failure", 0, RunOutcome.COMPLETED, False),
+        ("on-failure", 3, RunOutcome.NONE, True),
+        ("no", 0, RunOutcome.COMPLETED, False),
+        ("no", 3, RunOutcome.FAILED, False),
     ],
 )
 def test_the_restart_policy_decides_what_follows_an_end(policy, code, outcome, waits):
@@ -187,7 +187,7 @@ def test_the_restart_policy_decides_what_follows_an_end(policy, code, outcome, w
 
 
 def test_an_end_that_is_not_known_never_counts_as_completed():
-    assert ended(started(rules("no")).state, unknown=True).state.progress.outcome is Outcome.FAILED
+    assert ended(started(rules("no")).state, unknown=True).state.progress.outcome is RunOutcome.FAILED
     assert ended(started(rules("on-failure")).state, unknown=True).state.stage is Stage.WAITING
 
 
@@ -263,7 +263,7 @@ def test_an_attempt_asked_for_while_it_is_alive_lets_it_go_on():
     assert step.state.stage is Stage.READY
     assert not step.instructions
     step = ended(step.state, 0, seconds=2)
-    assert step.state.progress.outcome is Outcome.COMPLETED
+    assert step.state.progress.outcome is RunOutcome.COMPLETED
     assert not only(step, StartRun)
 
 
@@ -504,7 +504,7 @@ def test_a_start_without_an_answer_has_a_reason_and_a_next_try_until_it_is_answe
 def test_an_end_before_the_answer_to_the_start_counts():
     state = begin_life(intent(), rules("no"), at()).state
     step = ended(state, 0)
-    assert step.state.progress.outcome is Outcome.COMPLETED
+    assert step.state.progress.outcome is RunOutcome.COMPLETED
     assert handle(step.state, RunStarted("w.1", START), at()).state == step.state
 
 
@@ -549,7 +549,7 @@ def test_applied_again_while_it_is_being_removed_it_is_a_new_life():
     assert not step.instructions
     step = handle(step.state, RunStopped("w.1", Exit(0), ended_by=""), at(2, run="w.2"))
     assert only(step, ForgetWorkload)
-    assert step.state.progress.outcome is not Outcome.COMPLETED
+    assert step.state.progress.outcome is not RunOutcome.COMPLETED
     step = handle(step.state, Forgotten(), at(3, run="w.2"))
     assert only(step, StartRun) == [StartRun("w.2")]
     assert step.state.progress.born == 2

@@ -20,12 +20,12 @@ from shoal.agent.facts import (
     IntentChanged,
     LivenessFailed,
     Moment,
-    Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
     ProbeReadiness,
     ReadinessTimedOut,
     RunEnded,
+    RunOutcome,
     RunStarted,
     RunStopped,
     Stage,
@@ -281,7 +281,7 @@ class OneWorkload(RuleBasedStateMachine):
                 self.control_plane_speaks(ours=True, generations_back=0)
         if self.intent.deleting:
             assert self.state.stage is Stage.FORGOTTEN
-        elif self.intent.wanted and self.state.progress.outcome is Outcome.NONE:
+        elif self.intent.wanted and self.state.progress.outcome is RunOutcome.NONE:
             assert self.state.stage is Stage.READY
             assert list(self.alive.values()) == [self.intent.spec_sha256]
         else:

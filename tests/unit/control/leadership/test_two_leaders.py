@@ -11,7 +11,7 @@ import pytest
 
 from shoal.agent.contact.states import RegistrationState
 from shoal.control.leadership.election import LEASE_SECONDS, Election
-from shoal.control.server import ControlPlane
+from shoal.control.server import ControlPlaneServer
 from shoal.control.store.base import Leader
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import NotLeaderError, ShoalError, UnavailableError
@@ -34,11 +34,11 @@ class TwoControlPlanes(RealFleet):
         self._kept = self.store
         self.store = SharedStore(self._kept, self.seat, self.clock)
         self.other_store = SharedStore(self._kept, self.seat, self.clock)
-        self.other: ControlPlane
+        self.other: ControlPlaneServer
 
     async def __aenter__(self):
         await super().__aenter__()
-        self.other = ControlPlane(
+        self.other = ControlPlaneServer(
             dataclasses.replace(self.settings, grpc_host="control-two", data_dir=str(self.folder / "two")),
             transport=self.network.transport("control two"),
             store=self.other_store,

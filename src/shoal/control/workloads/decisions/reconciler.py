@@ -123,86 +123,86 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """What to do next, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Step):
+class Place(NextStep):
     """Find a node and reserve on it. `away_from_owner`: the present one is lost."""
 
     away_from_owner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class SendApply(Step):
+class SendApply(NextStep):
     """Tell the owner about the newest generation."""
 
 
 @dataclass(frozen=True, slots=True)
-class SendDelete(Step):
+class SendDelete(NextStep):
     """Tell the owner to remove it."""
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmWithForeignAgent(Step):
+class ConfirmWithForeignAgent(NextStep):
     """Ask an agent that does not push its statuses what became of the command."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveNode(Step):
+class LeaveNode(NextStep):
     """Note that its node owns it no longer: it is deleted, or it moves. `copy_left`: its copy may still be there."""
 
     copy_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class FinishMove(Step):
+class FinishMove(NextStep):
     """It runs elsewhere: let go of the copy on the node that it left."""
 
 
 @dataclass(frozen=True, slots=True)
-class TakeMoveBack(Step):
+class TakeMoveBack(NextStep):
     """It does not run elsewhere: the copy on the node that it was to leave counts again."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoteFailure(Step):
+class NoteFailure(NextStep):
     """Count a failure, and decide when it is tried again, if at all."""
 
     failure: FailureReason
 
 
 @dataclass(frozen=True, slots=True)
-class Retry(Step):
+class Retry(NextStep):
     """Try a workload that has failed once more."""
 
 
 @dataclass(frozen=True, slots=True)
-class RefillBudget(Step):
+class RefillBudget(NextStep):
     """It has been well for long enough: its failures are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forget(Step):
+class Forget(NextStep):
     """Drop the record: the workload is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait(Step):
+class Wait(NextStep):
     """Look again after so many seconds, or earlier when something changes."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Step):
+class Settled(NextStep):
     """Nothing to do until something changes."""
 
 
-def reconcile(facts: Facts) -> Step:
+def reconcile(facts: Facts) -> NextStep:
     """The next step for one workload."""
     if facts.record.desired is DesiredState.DELETED:
         return _towards_gone(facts)
@@ -221,7 +221,7 @@ def is_current(facts: Facts) -> bool:
     return _accepted(facts, CommandKind.APPLY)
 
 
-def _towards_gone(facts: Facts) -> Step:
+def _towards_gone(facts: Facts) -> NextStep:
     record, owner = facts.record, facts.owner
     if record.node_id is None:
         held = f"an older copy may be left on {', '.join(record.left_on)}"
@@ -256,7 +256,7 @@ def after_removal(command: Command, removal: Removal) -> Command:
     return command
 
 
-def _towards_stopped(facts: Facts) -> Step:
+def _towards_stopped(facts: Facts) -> NextStep:
     owner = facts.owner
     if facts.record.node_id is None or owner is None:
         return Settled("it runs nowhere")
@@ -265,7 +265,7 @@ def _towards_stopped(facts: Facts) -> Step:
     return _tell(facts, owner, RunState.STOPPED)
 
 
-def _towards_running(facts: Facts) -> Step:
+def _towards_running(facts: Facts) -> NextStep:
     record, owner = facts.record, facts.owner
     if record.node_id is None or owner is None:
         return _place_when_due(facts, Place("it has no node" if record.node_id is None else "its node was removed"))
@@ -287,7 +287,7 @@ def _towards_running(facts: Facts) -> Step:
     return _until_healthy(facts, step)
 
 
-def _wait_for_the_only_copy(facts: Facts, owner: Owner) -> Step | None:
+def _wait_for_the_only_copy(facts: Facts, owner: Owner) -> NextStep | None:
     """Why an at-most-one workload may not be started yet; None when nothing stands against it."""
     if facts.older_copy_may_run:
         return Settled(f"an older copy may still run on {', '.join(facts.record.left_on)}")
@@ -304,7 +304,7 @@ def is_finished(facts: Facts) -> bool:
     return facts.observation.status.completed or (failed is not None and retries.is_final(facts.record, failed))
 
 
-def _on_the_move(facts: Facts, owner: Owner) -> Step | None:
+def _on_the_move(facts: Facts, owner: Owner) -> NextStep | None:
     """What a move asks for, beyond what is done for any workload."""
     record = facts.record
     if moves.is_leaving(record):
@@ -332,7 +332,7 @@ def _failure(facts: Facts) -> FailureReason | None:
     return observation.status.failure
 
 
-def _move_from_lost(facts: Facts, owner: Owner) -> Step:
+def _move_from_lost(facts: Facts, owner: Owner) -> NextStep:
     """Off a node that is not heard of, by the workload's own policy."""
     record, node = facts.record, owner.record
     if node.dead:
@@ -350,7 +350,7 @@ def _move_from_lost(facts: Facts, owner: Owner) -> Step:
     return _place_when_due(facts, Place(f"node {node.node_id} is lost", away_from_owner=True))
 
 
-def _towards_leaving(facts: Facts, owner: Owner) -> Step:
+def _towards_leaving(facts: Facts, owner: Owner) -> NextStep:
     """Off a node that is drained, where the old copy has to go first."""
     record = facts.record
     command = _current_command(facts, CommandKind.DELETE)
@@ -367,7 +367,7 @@ def _towards_leaving(facts: Facts, owner: Owner) -> Step:
     return Settled("its agent is removing it")
 
 
-def _after_failure(facts: Facts, owner: Owner, failure: FailureReason) -> Step:
+def _after_failure(facts: Facts, owner: Owner, failure: FailureReason) -> NextStep:
     retry, command = facts.record.retry, facts.command
     vague = failure is FailureReason.RUNTIME_ERROR and owner.foreign
     if vague and command is not None and command.asked is not RunState.FAILED:
@@ -380,7 +380,7 @@ def _after_failure(facts: Facts, owner: Owner, failure: FailureReason) -> Step:
     return Retry(f"failure {retry.failures}")
 
 
-def _until_healthy(facts: Facts, step: Step) -> Step:
+def _until_healthy(facts: Facts, step: NextStep) -> NextStep:
     """While it runs: look again when its budget is full."""
     observation = facts.observation
     if not isinstance(step, Settled) or observation is None or not _runs(facts):
@@ -391,13 +391,13 @@ def _until_healthy(facts: Facts, step: Step) -> Step:
     return Wait(step.reason, seconds=left) if left > 0 else RefillBudget("it has been well for a while")
 
 
-def _place_when_due(facts: Facts, place: Place) -> Step:
+def _place_when_due(facts: Facts, place: Place) -> NextStep:
     if facts.place_not_before > facts.now:
         return Wait("no node fits", seconds=facts.place_not_before - facts.now)
     return place
 
 
-def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
+def _tell(facts: Facts, owner: Owner, wanted: RunState) -> NextStep:
     command = _current_command(facts, CommandKind.APPLY)
     if facts.invalid:
         return Settled("its agent calls its spec invalid")
@@ -450,7 +450,7 @@ def _contradicts(facts: Facts, wanted: RunState) -> bool:
     return status.state is RunState.STOPPED and not status.completed and not status.deleting
 
 
-def _send_when_due(facts: Facts, command: Command, step: Step) -> Step:
+def _send_when_due(facts: Facts, command: Command, step: NextStep) -> NextStep:
     if command.not_before > facts.now:
         return Wait("waiting to try again", seconds=command.not_before - facts.now)
     return step

@@ -33,7 +33,7 @@ class Act(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LifeStep:
     """One decision; `again_at` is when to decide anew if nothing happens before."""
 
     act: Act
@@ -83,7 +83,7 @@ class Life:
     killing_since: float | None = None
 
 
-def next_step(life: Life, now: float) -> Step:
+def next_step(life: Life, now: float) -> LifeStep:
     """What to do about a run now."""
     return _while_main_runs(life, now) if life.main_alive else _after_main(life, now)
 
@@ -95,21 +95,21 @@ def kill_time(life: Life) -> float | None:
     return life.ending.kill_at if life.deadline is None else min(life.ending.kill_at, life.deadline.at)
 
 
-def _while_main_runs(life: Life, now: float) -> Step:
+def _while_main_runs(life: Life, now: float) -> LifeStep:
     kill_at = kill_time(life)
     if kill_at is not None:
-        return Step(Act.KILL, now + KILL_AGAIN) if now >= kill_at else Step(Act.WAIT, kill_at)
+        return LifeStep(Act.KILL, now + KILL_AGAIN) if now >= kill_at else LifeStep(Act.WAIT, kill_at)
     if life.deadline is None:
-        return Step(Act.WAIT)
-    return Step(Act.ASK) if now >= life.deadline.ask_at else Step(Act.WAIT, life.deadline.ask_at)
+        return LifeStep(Act.WAIT)
+    return LifeStep(Act.ASK) if now >= life.deadline.ask_at else LifeStep(Act.WAIT, life.deadline.ask_at)
 
 
-def _after_main(life: Life, now: float) -> Step:
+def _after_main(life: Life, now: float) -> LifeStep:
     if not life.leftovers:
-        return Step(Act.FINISH)
+        return LifeStep(Act.FINISH)
     if life.killing_since is not None and now >= life.killing_since + PATIENCE:
-        return Step(Act.FINISH)
+        return LifeStep(Act.FINISH)
     kill_at = kill_time(life)
     if kill_at is not None and now < kill_at and life.asked_leftovers:
-        return Step(Act.WAIT, min(kill_at, now + LOOK_AGAIN))
-    return Step(Act.KILL, now + KILL_AGAIN)
+        return LifeStep(Act.WAIT, min(kill_at, now + LOOK_AGAIN))
+    return LifeStep(Act.KILL, now + KILL_AGAIN)
