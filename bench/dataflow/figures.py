@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.dataflow.nexmark import FLINK_QUERIES, QUERIES
+from bench.dataflow.nexmark import QUERIES
 from bench.dataflow.scale import EVENTS, FULL
 from bench.figures import Against, Bar, Figure, at_least, at_most
 
@@ -352,7 +352,7 @@ _NEXMARK = tuple(
         once=True,
         optional=True,
     )
-    for query in FLINK_QUERIES
+    for query in QUERIES
 )
 
 FIGURES = (*_MEMORY, *_MORSELS, *_PROCESSES, *_CHECKPOINTS, *_LOG, *_NEEDS, *_KAFKA, *_NEXMARK)

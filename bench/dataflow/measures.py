@@ -5,6 +5,7 @@ A peer that cannot be had, or that fails, leaves its figures out with a note; so
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -169,13 +170,14 @@ def measure_nexmark(scale: Scale, note: Note) -> Values:
 
 
 def _nexmark_peers(scale: Scale, note: Note) -> Values:
-    def of_flink() -> Values:
-        return {
-            f"nexmark_{query}_flink": FLINK.run(["nexmark", query, str(scale.flink_events)], within=_WITHIN)["rate"] / M
-            for query in nexmark.FLINK_QUERIES
-        }
+    def of_flink(query: str) -> Values:
+        rate = FLINK.run(["nexmark", query, str(scale.flink_events)], within=_WITHIN)["rate"]
+        return {f"nexmark_{query}_flink": rate / M}
 
-    return _of_peer(FLINK, "Nexmark", note, of_flink)
+    found: Values = {}
+    for query in nexmark.QUERIES:
+        found |= _of_peer(FLINK, f"Nexmark {query}", note, functools.partial(of_flink, query))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from pathlib import Path
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "nexmark"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "nexmark"
 QUERIES = tuple(f"q{number}" for number in range(9))
-#: Those that Flink SQL is asked, too, over rows of its own.
-FLINK_QUERIES = ("q0", "q1", "q2", "q3", "q5", "q7", "q8")
 SEED = 7
 DISORDER_MS = 2000
 _WITHIN = 1800.0

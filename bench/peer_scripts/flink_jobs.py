@@ -118,6 +118,13 @@ MAX_BID = """
     GROUP BY auction, window_start, window_end
 """
 TENS = "TABLE(TUMBLE(TABLE {table}, DESCRIPTOR(date_time), INTERVAL '10' SECOND))"
+PRICES = """
+    SELECT a.id, a.category, a.seller, a.expires, MAX(b.price) AS final
+    FROM auction a JOIN bid b ON b.auction = a.id AND b.date_time BETWEEN a.date_time AND a.expires
+    GROUP BY a.id, a.category, a.seller, a.expires
+"""
+AVERAGES = "COUNT(*), SUM(final), SUM(final) / COUNT(*)"
+AVERAGE_COLUMNS = "auctions BIGINT, total_price BIGINT, avg_price BIGINT"
 BIDS = "auction BIGINT, bidder BIGINT, price BIGINT, date_time TIMESTAMP_LTZ(3), extra STRING"
 BOUNDS = "begins TIMESTAMP(3), ends TIMESTAMP(3)"
 #: What each query reads, the columns of its result, and what it is.
@@ -131,12 +138,24 @@ NEXMARK = {
         "SELECT p.name, p.city, p.state, a.id FROM auction a JOIN person p ON a.seller = p.id "
         "WHERE a.category = 10 AND p.state IN ('OR', 'ID', 'CA')",
     ),
+    "q4": (
+        ("auction", "bid"),
+        f"category BIGINT, {AVERAGE_COLUMNS}",
+        f"SELECT category, {AVERAGES} FROM ({PRICES}) GROUP BY category",
+    ),
     "q5": (
         ("bid",),
         f"{BOUNDS}, auction BIGINT, num BIGINT",
         f"SELECT c.window_start, c.window_end, c.auction, c.num FROM ({MAX_BID}) c JOIN "
         f"(SELECT MAX(num) AS most, window_start, window_end FROM ({MAX_BID}) GROUP BY window_start, window_end) m "
         "ON c.window_start = m.window_start AND c.window_end = m.window_end AND c.num = m.most",
+    ),
+    "q6": (
+        ("auction", "bid"),
+        f"seller BIGINT, {AVERAGE_COLUMNS}",
+        f"SELECT seller, {AVERAGES} FROM (SELECT *, ROW_NUMBER() OVER "
+        f"(PARTITION BY seller ORDER BY expires DESC, id DESC) AS place FROM ({PRICES})) WHERE place <= 10 "
+        "GROUP BY seller",
     ),
     "q7": (
         ("bid",),
@@ -173,12 +192,15 @@ def nexmark_views(events: int) -> dict[str, View]:
         "state": "ELT(CAST(1 + MOD(f0, 6) AS INT), 'OR', 'ID', 'CA', 'WA', 'AZ', 'WY')",
         "date_time": moment("f0 * 50"),
     }
+    opened = "f0 / 3 * 50 + 1 + MOD(f0, 3)"
     auction = {
         "id": "1000 + f0",
         # Mostly one of the newest hundred persons, as somebody has to be new to sell in the same window.
         "seller": "1000 + f0 / 3 - MOD(f0 * 7919, 100)",
         "category": "10 + MOD(f0, 5)",
-        "date_time": moment("f0 / 3 * 50 + 1 + MOD(f0, 3)"),
+        "date_time": moment(opened),
+        # Open for ten to twenty seconds.
+        "expires": moment(f"{opened} + 50000 + MOD(f0 * 7919, 50000)"),
     }
     bid = {
         "auction": "1000 + f0 / 46 * 3 - CASE WHEN MOD(f0, 2) = 0 THEN MOD(f0 / 46 * 3, 300) "
