@@ -39,6 +39,7 @@ def all_sound(found: dict[str, float]) -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_every_figure_without_kafka_and_peers_gets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "_memory_peers", lambda *_: {})
     monkeypatch.setattr(measures, "_processes_peers", lambda *_: {})
@@ -56,6 +57,7 @@ def test_every_figure_without_kafka_and_peers_gets_a_value(monkeypatch: pytest.M
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_jobs_through_kafka_are_timed_by_their_output(kafka_broker, tmp_path) -> None:
     try:
         LOOP.prepare()
