@@ -20,7 +20,9 @@ mkdir -p "$part"/{bin,config/cli-plugins,packages}
 
 plugin=docker-compose_2.26.1-4_amd64.deb
 sha256=47681197cb2b1ab88206b42a1a92fc75f50d9530a6322d03494a473eed0408ea
-curl -fsS --max-time 300 -o "$part/$plugin" "http://deb.debian.org/debian/pool/main/d/docker-compose/$plugin"
+# From where apt of this machine takes its packages: the pool there has those of other releases, too.
+pool=$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 'Component: main' | head -n 1)
+curl -fsS --max-time 300 -o "$part/$plugin" "${pool%/}/pool/main/d/docker-compose/$plugin"
 echo "$sha256  $part/$plugin" | sha256sum --check --quiet
 dpkg -x "$part/$plugin" "$part/plugin"
 mv "$part/plugin/usr/libexec/docker/cli-plugins/docker-compose" "$part/config/cli-plugins/"
