@@ -11,7 +11,7 @@ from shoal.core.errors import InvalidError
 from shoal.model.artifacts import ExportManifest
 from shoal.records import open_export, write_export
 from shoal.tables.feature_configs import configs_of, layout_of
-from shoal.tables.fused import Combine, Feature, FusedLayout, Output, Slice
+from shoal.tables.fused import Combine, Feature, FusedLayout, FusedOutput, Slice
 from shoal.tables.pooling import Pooling
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import FeatureConfigs
 from tests.unit.tables.test_pooling import FEATURES, OUTPUTS
@@ -51,9 +51,9 @@ def test_a_message_is_a_layout() -> None:
         "fc_s": Feature("t", (5,), Pooling.FIRST_N, 3),
     }
     assert layout.outputs == {
-        "bias": Output((Slice("fc_a", 0, 1),), Combine.ADD_N),
-        "seen": Output((Slice("fc_s", 1, 5),), Combine.NONE),
-        "vec": Output((Slice("fc_a", 1, 5), Slice("fc_b", 0, 4)), Combine.STACK),
+        "bias": FusedOutput((Slice("fc_a", 0, 1),), Combine.ADD_N),
+        "seen": FusedOutput((Slice("fc_s", 1, 5),), Combine.NONE),
+        "vec": FusedOutput((Slice("fc_a", 1, 5), Slice("fc_b", 0, 4)), Combine.STACK),
     }
 
 

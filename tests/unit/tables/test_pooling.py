@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError
-from shoal.tables.fused import Combine, Feature, FusedLayout, Output, Ragged, Slice
+from shoal.tables.fused import Combine, Feature, FusedLayout, FusedOutput, Ragged, Slice
 from shoal.tables.pooling import Pooling, pool, pool_gradient
 
 LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=6)
@@ -91,11 +91,11 @@ FEATURES = {
 POOLED = (Slice("user", 1, 3), Slice("item", 0, 2), Slice("item", 2, 4), Slice("ad", 5, 7), Slice("tags", 0, 2))
 SEQUENCES = (Slice("seen", 0, 2), Slice("kept", 5, 7), Slice("seen", 1, 3))
 OUTPUTS = {
-    **{f"pooled_{each.name.lower()}": Output(POOLED, each) for each in Combine},
-    **{f"sequence_{each.name.lower()}": Output(SEQUENCES, each) for each in Combine},
-    "wide": Output((Slice("user", 0, 7), Slice("tags", 1, 4), Slice("ad", 0, 1)), Combine.CONCAT),
-    "mixed": Output((Slice("user", 0, 1), Slice("seen", 0, 4), Slice("item", 0, 4)), Combine.NONE),
-    "alone": Output((Slice("kept", 2, 3),), Combine.CONCAT),
+    **{f"pooled_{each.name.lower()}": FusedOutput(POOLED, each) for each in Combine},
+    **{f"sequence_{each.name.lower()}": FusedOutput(SEQUENCES, each) for each in Combine},
+    "wide": FusedOutput((Slice("user", 0, 7), Slice("tags", 1, 4), Slice("ad", 0, 1)), Combine.CONCAT),
+    "mixed": FusedOutput((Slice("user", 0, 1), Slice("seen", 0, 4), Slice("item", 0, 4)), Combine.NONE),
+    "alone": FusedOutput((Slice("kept", 2, 3),), Combine.CONCAT),
 }
 
 
@@ -196,9 +196,9 @@ def test_bad_layouts_and_batches() -> None:
         FusedLayout(
             {"a": Feature("t", (2,)), "b": Feature("t", (3,)), "c": Feature("u", (), Pooling.FIRST_N)},
             {
-                "x": Output((Slice("a", 0, 3), Slice("no", 0, 1))),
-                "y": Output((Slice("a", 0, 1), Slice("a", 0, 2)), Combine.STACK),
-                "z": Output(()),
+                "x": FusedOutput((Slice("a", 0, 3), Slice("no", 0, 1))),
+                "y": FusedOutput((Slice("a", 0, 1), Slice("a", 0, 2)), Combine.STACK),
+                "z": FusedOutput(()),
             },
             servers=0,
         )
@@ -212,7 +212,7 @@ def test_bad_layouts_and_batches() -> None:
         "z.slices",
         "servers",
     }
-    layout = FusedLayout({"a": Feature("t", (2,)), "b": Feature("t", (2,))}, {"x": Output((Slice("a", 0, 2),))})
+    layout = FusedLayout({"a": Feature("t", (2,)), "b": Feature("t", (2,))}, {"x": FusedOutput((Slice("a", 0, 2),))})
     one, shared = (Ragged(np.array([1]), np.array([0, 1]), shared=shared) for shared in (False, True))
     with pytest.raises(InvalidError, match="b: is missing from the batch"):
         layout.plan({"a": one})
@@ -237,7 +237,7 @@ def test_bad_layouts_and_batches() -> None:
 
 @pytest.mark.parametrize("examples", [0, 1, 3])
 def test_a_batch_of_shared_features_has_as_many_examples_as_it_is_told(examples: int) -> None:
-    layout = FusedLayout({"a": Feature("t", (2,))}, {"x": Output((Slice("a", 0, 2),))})
+    layout = FusedLayout({"a": Feature("t", (2,))}, {"x": FusedOutput((Slice("a", 0, 2),))})
     plan = layout.plan({"a": Ragged(np.array([1]), np.array([0, 1]), shared=True)}, examples=examples)
     (found,) = layout.forward(plan, {"t": (np.array([[1.0, 2.0]]),)})["x"]
     assert found.tolist() == [[1.0, 2.0]] * examples
