@@ -50,5 +50,8 @@ AREA = Area(
     measure=measure,
     packages=("pyarrow", "numpy", "dbos"),
     peers=(FLINK,),
-    parts={name: _part(name) for name in ("speed", "flight", "agents", "delays", "losses", "rescale", "records")},
+    parts={
+        name: _part(name)
+        for name in ("speed", "flight", "agents", "delays", "appended", "losses", "rescale", "records")
+    },
 )

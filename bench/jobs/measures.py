@@ -25,10 +25,11 @@ from bench.dataflow.peers import FLINK
 from bench.dataflow.pipes import DONE_SHARE, WARM_SHARE, watch_topic
 from bench.dataflow.processes import on_one_core, run_module
 from bench.figures import percentile
+from bench.jobs.appended import measure_appended
 from bench.jobs.flows import large_state, make_records, settings_in, windowed_sum
 from bench.jobs.rows import MarkedSource, read_marks
 from bench.jobs.scale import Scale
-from bench.jobs.stage import PATIENCE, Stage, Usage, running_fleet, until
+from bench.jobs.stage import PATIENCE, SETTLES, Stage, Usage, feeding, running_fleet, until
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import JobId
 from shoal.dataflow.connectors.topics.brokers import topics_of
@@ -43,8 +44,6 @@ M, K = 1e6, 1e3
 MB = float(1 << 20)
 _WITHIN = 600.0
 _SAMPLE = 0.1
-#: Seconds that a job runs before something is done to it.
-_SETTLES = 4.0
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -153,8 +152,11 @@ async def measure_delays(scale: Scale, note: Note) -> Values:
         place = stage.place()
         job = await _submit_filter(stage, place, "steady", width=1)
         await stage.wait(job, JobState.RUNNING)
-        await asyncio.sleep(_SETTLES)
-        with _Watched(place, "steady-out") as watched, _feeding(place, "steady-in", scale.rate, scale.seconds):
+        await asyncio.sleep(SETTLES)
+        with (
+            _Watched(place, "steady-out") as watched,
+            feeding(str(place / "log"), "steady-in", scale.rate, scale.seconds),
+        ):
             usage = Usage()
             async with _sampled(stage, job, 1, usage):
                 total = round(scale.rate * scale.seconds)
@@ -244,18 +246,6 @@ class _Watched:
         return [(due, 1000 * (moment - due)) for due, moment in self.seen()]
 
 
-@contextlib.contextmanager
-def _feeding(place: Path, topic: str, rate: float, seconds: float) -> Any:
-    """Feed rows at a rate while the block runs, at most for so long."""
-    arguments = [str(place / "log"), topic, "0", str(rate), str(seconds)]
-    feeder = subprocess.Popen([sys.executable, "-m", "bench.dataflow.feeder", *arguments])
-    try:
-        yield
-    finally:
-        feeder.terminate()
-        feeder.wait()
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Losses
 
@@ -268,10 +258,10 @@ async def measure_losses(scale: Scale, note: Note) -> Values:
         place = stage.place()
         job = await _submit_filter(stage, place, "lossy", width=2, exactly_once=True)
         await stage.wait(job, JobState.RUNNING)
-        with _Watched(place, "lossy-out") as watched, _feeding(place, "lossy-in", scale.trickle, _WITHIN):
+        with _Watched(place, "lossy-out") as watched, feeding(str(place / "log"), "lossy-in", scale.trickle, _WITHIN):
             for name in ("loss_host", "loss_agent", "loss_coordinator"):
                 await _has_output(watched)
-                await asyncio.sleep(_SETTLES)
+                await asyncio.sleep(SETTLES)
                 found[name] = await _lose(stage, job, name, watched)
                 await stage.wait(job, JobState.RUNNING)
     return found
@@ -326,7 +316,7 @@ async def measure_rescale(scale: Scale, note: Note) -> Values:
         schema = pa.schema([pa.field("id", pa.int64()), pa.field("due", pa.int64())])
         with _Watched(place, "live", schema=schema, due="due") as watched:
             await _has_output(watched)  # every key was given
-            await asyncio.sleep(_SETTLES)
+            await asyncio.sleep(SETTLES)
             state = sum(each.stat().st_size for each in (place / "checkpoints").rglob("*.state"))
             for width in (2, 1):
                 since, began = watched.batches - 1, time.monotonic()
@@ -390,6 +380,7 @@ PARTS: dict[str, Callable[[Scale, Note], Coroutine[Any, Any, Values]]] = {
     "flight": measure_flight,
     "agents": measure_agents,
     "delays": measure_delays,
+    "appended": measure_appended,
     "losses": measure_losses,
     "rescale": measure_rescale,
     "records": measure_records,

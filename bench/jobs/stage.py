@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from shoal.model.jobs import JobState, JobView
 
 #: Seconds that anything may take.
 PATIENCE = 180.0
+#: Seconds that a job runs before something is done to it.
+SETTLES = 4.0
 _LOOK_EVERY = 0.05
 _ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
@@ -155,6 +159,18 @@ class Usage:
             return (before or after)[-1 if before else 0][1]
         (start, low), (end, high) = before[-1], after[0]
         return low if end == start else low + (high - low) * (moment - start) / (end - start)
+
+
+@contextlib.contextmanager
+def feeding(broker: str, topic: str, rate: float, seconds: float) -> Iterator[None]:
+    """Feed rows at a rate while the block runs, at most for so long. `broker`: host:port, or the folder of a log."""
+    arguments = [broker, topic, "0", str(rate), str(seconds)]
+    feeder = subprocess.Popen([sys.executable, "-m", "bench.dataflow.feeder", *arguments])
+    try:
+        yield
+    finally:
+        feeder.terminate()
+        feeder.wait()
 
 
 async def until(condition: Callable[[], Any], what: str, *, within: float = PATIENCE) -> Any:

@@ -30,6 +30,7 @@ SMALL = Scale(
 )
 MEASURED = {each.name for each in FIGURES if each.quotient is None and not each.optional}
 SKIPPED = {"cpu_4", "cpu_8"}
+OPTIONAL = {each.name for each in FIGURES if each.optional}
 
 
 def test_every_figure_belongs_to_a_part_of_the_area():
@@ -56,4 +57,4 @@ def test_each_part_is_measured(part, found, monkeypatch):
     found |= measure_part(part, SMALL, notes.append)
     assert all(math.isfinite(each) and each >= 0 for each in found.values())
     if part == list(PARTS)[-1] and len(found) > len(MEASURED) // 2:
-        assert set(found) == MEASURED - SKIPPED
+        assert set(found) - OPTIONAL == MEASURED - SKIPPED
