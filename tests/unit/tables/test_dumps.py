@@ -162,6 +162,28 @@ def test_other_arrow_files_are_refused(tmp_path: Path) -> None:
         arrow.load(path, table)
 
 
+@pytest.mark.parametrize("column", ["id", "time", "weights", "state"])
+@pytest.mark.parametrize("read", [arrow.load, lambda path, _: list(arrow.read(path))])
+def test_an_arrow_file_with_a_value_that_is_not_there_is_refused(tmp_path: Path, column: str, read) -> None:
+    """Its schema allows none, and neither writers nor readers of Arrow keep to that."""
+    path = str(tmp_path / "t.arrow")
+    table = filled((SliceSettings(2),), 3)
+    arrow.write(table, path)
+    with pa.ipc.open_file(path) as reader:
+        schema, batch = reader.schema, reader.get_batch(0)
+    columns = dict(zip(schema.names, batch.columns, strict=True))
+    kind = columns[column].type
+    if pa.types.is_fixed_size_list(kind):
+        values = pa.array([None, *columns[column].flatten().to_pylist()[1:]], pa.float32())
+        columns[column] = pa.FixedSizeListArray.from_arrays(values, type=kind)
+    else:
+        columns[column] = pa.array([None, *columns[column].to_pylist()[1:]], kind)
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([*columns.values()], schema=schema))
+    with pytest.raises(CorruptError, match="batch 0 has nulls"):
+        read(path, table)
+
+
 def test_weights_that_are_not_finite_are_refused() -> None:
     table = EmbeddingTable(TableSettings((SliceSettings(1, optimizer=Sgd()),)))
     one = np.array([1])

@@ -156,7 +156,7 @@ def _read_batch(path: str, reader: Any, number: int, facts: DumpFacts) -> Entrie
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise CorruptError(path, 0, f"batch {number} is damaged: {_short(error)}") from None
-    if any(column.null_count for column in batch.columns):
+    if any(_has_nulls(column) for column in batch.columns):
         raise CorruptError(path, 0, f"batch {number} has nulls")
     layout = make_layout(facts.settings)
     states = np.empty((batch.num_rows, 0), np.float32)
@@ -164,6 +164,12 @@ def _read_batch(path: str, reader: Any, number: int, facts: DumpFacts) -> Entrie
         states = _floats(batch.column(3), layout.state)
     times = batch.column(1).to_numpy(zero_copy_only=False).astype(np.int64)
     return Entries(batch.column(0).to_numpy(), times, _floats(batch.column(2), layout.width), states)
+
+
+def _has_nulls(column: Any) -> bool:
+    """Whether a value, or one in a list, is not there. A file may have such whatever its schema says."""
+    lists = pa.types.is_fixed_size_list(column.type)
+    return bool(column.null_count) or (lists and bool(column.flatten().null_count))
 
 
 def _floats(column: Any, width: int) -> Any:

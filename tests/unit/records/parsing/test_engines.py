@@ -57,7 +57,9 @@ def _bits(array):
     if pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
         return len(array), [len(each) for each in array], _bits(array.flatten())
     if pa.types.is_float32(array.type):
-        return array.to_numpy(zero_copy_only=False).view(np.uint32).tolist()
+        # Protobuf gives Python doubles, on the way to which a signaling NaN becomes a quiet one.
+        found = array.to_numpy(zero_copy_only=False).view(np.uint32)
+        return np.where((found & 0x7FFFFFFF) > 0x7F800000, found | 0x400000, found).tolist()
     return array.to_pylist()
 
 
