@@ -522,16 +522,18 @@ async def test_volumes_go_only_with_a_delete_that_says_so(
 
 
 async def test_a_project_comes_from_a_repository(
-    open_runtime: Callable[[], Awaitable[ComposeRuntime]], tmp_path: Path
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, tmp_path: Path
 ) -> None:
+    """A new commit replaces the services that take its files, although their definitions are the same."""
     repository = tmp_path / "repository"
     repository.mkdir()
     for words in (("init", "-q", "-b", "main"), ("config", "user.email", "a@b"), ("config", "user.name", "a")):
         subprocess.run(["git", *words], cwd=repository, check=True)
+    web = {**says("$$VERSION; cat /word", "exec sleep 1000"), "env_file": "settings", "volumes": ["./word:/word:ro"]}
+    (repository / "compose.yaml").write_text(json.dumps({"services": {"db": SLEEP, "web": web}}))
     for version in ("one", "two"):
-        project = {"services": {"web": {**says("$VERSION"), "env_file": "settings"}}}
-        (repository / "compose.yaml").write_text(json.dumps(project).replace("$VERSION", "$$VERSION"))
         (repository / "settings").write_text(f"VERSION={version}\n")
+        (repository / "word").write_text(f"file {version}\n")
         subprocess.run(["git", "add", "."], cwd=repository, check=True)
         subprocess.run(["git", "commit", "-q", "-m", version], cwd=repository, check=True)
         subprocess.run(["git", "tag", version], cwd=repository, check=True)
@@ -539,10 +541,15 @@ async def test_a_project_comes_from_a_repository(
     spec = ComposeSpec(source_type="git", git_repo=str(repository), git_ref="one")
     run = RunRequest(run_id=RunId("web-1"), workload_id=WorkloadId("web"), spec=spec)
     await runtime.start(run)
-    await wait_output(runtime, b"one\n")
-    await runtime.stop(RunId("web-1"))
-    await runtime.start(replace(run, run_id=RunId("web-2"), spec=replace(spec, git_ref="two")))
-    await wait_output(runtime, b"two\n")
+    await wait_output(runtime, b"web | one\nweb | file one\n")
+    before = pids(engine)
+    newer = replace(run, spec=replace(spec, git_ref="two"), generation=2)
+    await runtime.prepare(newer)
+    await runtime.update(RunId("web-1"), newer)
+    await wait_output(runtime, b"web | two\nweb | file two\n")
+    assert pids(engine)[f"shoal-{NODE}-web_db_1"] == before[f"shoal-{NODE}-web_db_1"]
+    (left,) = (tmp_path / "projects/web").iterdir()
+    assert (left / "word").read_text() == "file two\n"
     with pytest.raises(RunError) as raised:
         await runtime.prepare(replace(run, spec=replace(spec, git_ref="missing")))
     assert (raised.value.failure, raised.value.transient) == (FailureReason.INVALID_SPEC, False)

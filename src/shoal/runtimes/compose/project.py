@@ -8,7 +8,6 @@ it is. It takes away restart policies, because the agent restarts.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,13 +59,6 @@ class Project:
     def stop_signals(self) -> dict[str, str]:
         """The signal that stops a service, of those that have one of their own."""
         return {name: str(each["stop_signal"]) for name, each in self.services.items() if each.get("stop_signal")}
-
-    def digests(self) -> dict[str, str]:
-        """A digest of each service's definition. Values of secrets are in it, so digests are never shown."""
-        return {
-            name: hashlib.sha256(json.dumps(service, sort_keys=True, default=str).encode()).hexdigest()
-            for name, service in self.services.items()
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from shoal.runtimes.compose.previous import PreviousProjects
 from shoal.runtimes.compose.project import Project, project_name, render
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks, run_from_json
 from shoal.runtimes.compose.refusals import build_error, start_error
-from shoal.runtimes.compose.source import PROJECTS, Sources
+from shoal.runtimes.compose.source import PROJECTS, Sources, remove_others
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
     additions_for,
@@ -210,6 +210,7 @@ class ComposeRuntime:
             # Cut off from here on, the project would run without a record.
             work = self._take_in(api, request, project, folder=folder, marks=marks, content=content)
             started = await to_the_end(work)
+            await asyncio.to_thread(remove_others, folder)
             # A service that has ended already did so while this start was under way, and was not looked at.
             self._connection.compare_soon()
             return started.info
@@ -291,6 +292,7 @@ class ComposeRuntime:
             changed = await self._refresh(api, changed)
             faults.reach("compose.update.after")
             await self._previous.drop_others(run_id, previous)
+            await asyncio.to_thread(remove_others, folder)
             self._connection.compare_soon()
         return changed.info
 

@@ -1,6 +1,7 @@
 """Where the files of a compose project come from: inline text, raw or base64, or a git repository and ref.
 
 A repository is fetched into a folder of its own for each commit, so an update that fails leaves the old files alone.
+After one that succeeded, the folders of other commits are removed.
 Called by `shoal.runtimes.compose.runtime`.
 """
 
@@ -29,6 +30,8 @@ FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-comp
 #: The directory of the projects in an agent's data directory.
 PROJECTS = "projects"
 _GIT_SECONDS = 120.0
+#: Beside the directories of commits: where one is fetched, and what one is called that is being removed.
+_STAGING, _GONE = ".fetch", ".gone-"
 
 #: What git says, and what it means. Each is provoked on a real git; anything else is RUNTIME_ERROR, and tried again.
 GIT_SENTENCES: tuple[tuple[str, FailureReason, bool], ...] = (
@@ -89,6 +92,21 @@ class Sources:
         return project, folder
 
 
+def remove_others(folder: Path) -> None:
+    """Remove the directories that a workload's project was made from before. Blocks.
+
+    Each gets another name first: one that is half removed is never taken for a commit.
+    """
+    with contextlib.suppress(OSError):
+        for each in folder.parent.iterdir():
+            if each.name not in (folder.name, _STAGING):
+                gone = each if each.name.startswith(_GONE) else each.with_name(f"{_GONE}{each.name}")
+                if gone != each:
+                    shutil.rmtree(gone, ignore_errors=True)
+                    each.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+
 def _read_text(path: Path) -> str:
     with path.open("rb") as file:
         text = file.read(MAX_BYTES + 1)
@@ -114,7 +132,7 @@ async def fetch(spec: ComposeSpec, folder: Path) -> Path:
 
 
 async def _fetch(spec: ComposeSpec, folder: Path) -> Path:
-    staging = folder / ".fetch"
+    staging = folder / _STAGING
     await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
     await asyncio.to_thread(staging.mkdir, mode=0o700, parents=True)
     try:

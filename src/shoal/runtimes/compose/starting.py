@@ -14,6 +14,7 @@ from typing import Any
 from shoal.core.ids import RunId, WorkloadId, is_identifier
 from shoal.model.workloads import ComposeSpec
 from shoal.runtimes.base import RunRequest, port_variable
+from shoal.runtimes.compose.digests import service_digests
 from shoal.runtimes.compose.members import NUMBER_LABEL, PROJECT_LABEL, SERVICE_LABEL, Member, MemberState
 from shoal.runtimes.compose.project import Additions, Project
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks
@@ -47,7 +48,7 @@ def marks_for(
     folder: Path,
     previous: Mapping[str, ServiceMarks] | None = None,
 ) -> dict[str, ServiceMarks]:
-    """What each service is made with. A service whose definition did not change keeps what it has."""
+    """What each service is made with. A service for which nothing changed keeps what it has."""
     labels = {
         **owner.labels,
         WORKLOAD_LABEL: request.workload_id,
@@ -68,10 +69,9 @@ def marks_for(
         "SHOAL_RUN_ID": request.run_id,
         "SHOAL_WORKLOAD_ID": request.workload_id,
     }
-    made = {
-        name: ServiceMarks(f"{digest} {request.limits}", labels, environment)
-        for name, digest in project.digests().items()
-    }
+    commit = folder.name if spec.source_type == "git" else ""
+    digests = service_digests(project, commit=commit, files=request.files)
+    made = {name: ServiceMarks(f"{digest} {request.limits}", labels, environment) for name, digest in digests.items()}
     kept = previous or {}
     return {
         name: kept[name] if name in kept and kept[name].digest == marks.digest else marks

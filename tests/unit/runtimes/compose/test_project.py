@@ -251,13 +251,6 @@ def test_a_service_with_a_profile_is_left_out() -> None:
     assert "name" not in rendered
 
 
-def test_a_digest_changes_with_its_service_alone() -> None:
-    before = parse({"services": {"web": SERVICE, "db": SERVICE}}).digests()
-    after = parse({"services": {"web": {"image": "a:2"}, "db": SERVICE}}).digests()
-    assert before["db"] == after["db"]
-    assert before["web"] != after["web"]
-
-
 @pytest.mark.parametrize(
     ("name", "start"),
     [("shoal-n1-web", "shoal-n1-web"), ("shoal-N1-web", "shoal-n1-web-"), ("shoal-n.1-web", "shoal-n-1-web-")],
