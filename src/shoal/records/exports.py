@@ -194,14 +194,19 @@ def _remove_leftovers(parent: str, version: int) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    """Remove a directory. On an object store its objects go one by one, and the one that calls it ours goes last."""
+    """Remove a directory.
+
+    On an object store its objects go one by one: first the document, without which it is no version, and last the one
+    that calls it ours.
+    """
     if not locate(path).is_object_store:
         files.remove(path, recursive=True)
         return
-    marker = files.join(path, _UNFINISHED)
-    for entry in files.list_files(path, recursive=True):
-        if files.name(entry.path) != _UNFINISHED:
-            files.remove(entry.path)
+    document, marker = (files.join(path, name) for name in (EXPORT_FILE, _UNFINISHED))
+    found = [entry.path for entry in files.list_files(path, recursive=True)]
+    for each in sorted(found, key=lambda each: each != document):
+        if files.name(each) != _UNFINISHED:
+            files.remove(each)
             faults.reach("export.gone.after")
     files.remove(marker)
 
@@ -248,8 +253,6 @@ def remove_versions(base: str, sub_graph: str, *, keep_steps: Collection[int]) -
 def _remove_version(path: str) -> None:
     if locate(path).is_object_store:
         files.write_atomic(files.join(path, _UNFINISHED), b"")
-        files.remove(files.join(path, EXPORT_FILE))
-        faults.reach("export.gone.after")
         _remove_folder(path)
         return
     hidden = files.join(files.parent(path), f".{files.name(path)}.gone")

@@ -380,6 +380,23 @@ def test_what_a_killed_writer_leaves_on_an_object_store_is_removed(tmp_path, mon
     open_export(write(base, 9))
 
 
+# As below. The writer failed when everything was written, and is killed while it removes that.
+@pytest.mark.parametrize("after", range(6))
+def test_a_writer_that_fails_and_is_killed_leaves_no_version_on_an_object_store(tmp_path, monkeypatch, after):
+    base = f"memory://{tmp_path.name}/models"
+    write(base, 6)
+
+    def fail(_):
+        raise OSError("the connection is gone")
+
+    with killed(monkeypatch, "export.gone.after", after=after):
+        faults.arm("export.manifest.after", fail)
+        write(base)
+    assert list_versions(base, "entry") == (6,)
+    write(base, 8)
+    assert {each.partition("/")[0] for each in objects(base)} == {"6", "8", STATE_FILE}
+
+
 # The document goes first, then the other five files.
 @pytest.mark.parametrize("after", range(6))
 def test_what_a_killed_removal_leaves_on_an_object_store_is_removed(tmp_path, monkeypatch, after):
