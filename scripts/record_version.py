@@ -63,6 +63,7 @@ from shoal.control.store.select import FILE_NAME as CONTROL_FILE
 from shoal.core.errors import ShoalError
 from shoal.jobs.engine import Engines
 from shoal.model.documents import GroupDocument, WorkloadDocument, read_document
+from shoal.model.identity import Peer
 from shoal.model.jobs import JobState
 from shoal.model.workloads import DesiredState
 from shoal.services import ServiceEngine
@@ -72,7 +73,7 @@ from shoal.wire.convert import workload_view_to_proto
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.sockets.channel import GrpcTransport
-from shoal.wire.transport import Channel, CheckCaller, Method, Request, Response, Server, Service
+from shoal.wire.transport import Channel, CheckCaller, Diagnosis, Method, Request, Response, Server, Service
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ROOT / "tests" / "golden" / "versions"
@@ -303,6 +304,10 @@ class RecordingTransport:
     def connect(self, address: str, **options: Any) -> Channel:
         """A channel that is listened to."""
         return _RecordingChannel(self._transport.connect(address, **options), self._messages)
+
+    async def diagnose(self, address: str, *, peer: Peer | None = None) -> Diagnosis | None:
+        """As without the notes."""
+        return await self._transport.diagnose(address, peer=peer)
 
     async def serve(
         self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None

@@ -299,6 +299,7 @@ class Agent:
         )
         self._scope.start(self._registration.run(), name="registration")
         self._scope.start(self._registration.watch_lease(), name="lease")
+        self._scope.start(self._registration.report_outages(), name="outages")
         if self.settings.has_joined and self._transport.identity is not None:
             self._begin_renewal()
 

@@ -239,7 +239,7 @@ class AgentSettings:
     @property
     def directory(self) -> Path:
         """The data directory. A state file, as foreign agents name it, stands for its directory."""
-        path = Path(self.data_dir)
+        path = Path(self.data_dir).absolute()  # other programs get it, and they have working directories of their own
         return path.parent if path.suffix == ".db" else path
 
     @property

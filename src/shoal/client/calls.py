@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -23,9 +23,6 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import jobs_pb2
 from shoal.wire.routes import ControlAddresses, Route, in_doubt, was_said
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
-
-if TYPE_CHECKING:
-    from shoal.wire.sockets.diagnosis import Diagnosis
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -222,7 +219,8 @@ class Calls:
         self, errors: Sequence[UnavailableError | DeadlineError]
     ) -> UnavailableError | DeadlineError:
         """One error for all addresses, with the reason of each in one sentence."""
-        found = {error.facts["address"]: await self._diagnose(error.facts["address"]) for error in errors}
+        addresses = [error.facts["address"] for error in errors]
+        found = {each: await self._transport.diagnose(each, peer=CONTROL_PLANE) for each in addresses}
         if len(errors) == 1 and isinstance(errors[0], DeadlineError):
             known = found[errors[0].facts["address"]]
             # It may have been reached and have done it, unless no connection is possible.
@@ -240,12 +238,6 @@ class Calls:
             hint=next((each for each in hints if each), _START),
             address=where,
         )
-
-    async def _diagnose(self, address: str) -> Diagnosis | None:
-        """Why an address cannot be reached, if the transport can find out."""
-        look = getattr(self._transport, "diagnose", None)
-        known: Diagnosis | None = await look(address, peer=CONTROL_PLANE) if look is not None else None
-        return known
 
 
 _START = "start one with `shoal up`, or give its address with --control or SHOAL_CONTROL"

@@ -47,7 +47,17 @@ from shoal.wire.serving import (
     unpack,
 )
 from shoal.wire.status import OK, Code, Status, explain
-from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Cardinality, CheckCaller, Method, Request, Response, Service
+from shoal.wire.transport import (
+    DEFAULT_TIMEOUT,
+    Call,
+    Cardinality,
+    CheckCaller,
+    Diagnosis,
+    Method,
+    Request,
+    Response,
+    Service,
+)
 from shoal.wire.trust.authorization import RULES, Policy, Rule
 
 _FIRST_PORT = 20_000
@@ -108,6 +118,10 @@ class LocalTransport:
         """A channel to host:port. Raises `InvalidError` when that is no address."""
         parse_address(address)
         return LocalChannel(self.network, self.name, address, self._caller, peer)
+
+    async def diagnose(self, address: str, *, peer: Peer | None = None) -> Diagnosis | None:
+        """Nothing more than the calls say."""
+        return None
 
     async def serve(
         self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None

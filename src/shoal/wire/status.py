@@ -134,9 +134,20 @@ def error_of(status: Status) -> ShoalError:
     return _tell(cls.__new__(cls), message, detail)
 
 
+#: What gRPC says of an answer over HTTP/2 that is not of a gRPC server. Its code follows from the number.
+_NOT_GRPC = "Received http2 header with status:"
+
+
 def explain(status: Status, *, address: str, method: str, timeout: float | None) -> ShoalError:
     """The exception for a call that failed. What the network says by itself gets the address and the method added."""
     if ERROR_TRAILER not in status.trailers:
+        if status.message.startswith(_NOT_GRPC):
+            number = status.message.removeprefix(_NOT_GRPC).strip()
+            return errors.UnavailableError(
+                f"{address} cannot be reached: an HTTP server or proxy answers there with status {number}, not gRPC",
+                hint="check the address; a proxy in between must pass gRPC on",
+                address=address,
+            )
         if status.code in (Code.UNAVAILABLE, Code.CANCELLED):
             reason = status.message or "the call was ended by the other side"
             return errors.UnavailableError(

@@ -167,6 +167,15 @@ class Server(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why there is no connection."""
+
+    #: The end of a sentence about the control plane.
+    reason: str
+    hint: str
+
+
 class Transport(Protocol):
     """Makes channels and servers."""
 
@@ -185,6 +194,10 @@ class Transport(Protocol):
         With `peer` it leads to nobody else, wherever the address does: calls fail with `UnavailableError` when another
         answers. Without, any certificate for that host will do. An insecure transport cannot tell.
         """
+        ...
+
+    async def diagnose(self, address: str, *, peer: Peer | None = None) -> Diagnosis | None:
+        """Why there is no connection to host:port; None when there is one, or when nothing more is known."""
         ...
 
     async def serve(

@@ -67,6 +67,13 @@ def test_our_own_names_and_flags_win():
     assert (settings.node_id, settings.grpc_port) == ("ours", 2)
 
 
+def test_the_data_directory_is_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"insecure": True, "standalone": True}
+    assert load(data_dir="state", **given).directory == tmp_path / "state"
+    assert load(data_dir="state/agent.db", **given).directory == tmp_path / "state"
+
+
 def test_every_variable_sets_something():
     assert set(ENV_NAMES) <= set(field_kinds(AgentSettings))
 

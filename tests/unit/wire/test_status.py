@@ -141,6 +141,19 @@ def test_what_the_network_says_gets_address_and_method():
     assert said.message == "read-only"
 
 
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [(Code.UNIMPLEMENTED, 404), (Code.UNAVAILABLE, 502), (Code.PERMISSION_DENIED, 403)],
+)
+def test_a_server_that_speaks_http_but_not_grpc_is_named(code, number):
+    """gRPC turns the number of the answer into a code of its own."""
+    status = Status(code, f"Received http2 header with status: {number}")
+    error = explain(status, address="h:1", method="/s/M", timeout=2)
+    assert type(error) is errors.UnavailableError
+    said = f"an HTTP server or proxy answers there with status {number}, not gRPC"
+    assert error.message == f"h:1 cannot be reached: {said}"
+
+
 def test_a_type_that_contradicts_the_code_is_not_believed():
     status = status_of(errors.DeniedError("no"))
     assert type(error_of(Status(Code.NOT_FOUND, "x", status.trailers))) is NotFoundError

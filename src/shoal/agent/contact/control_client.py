@@ -20,7 +20,7 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import artifacts_pb2 as artifacts
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.routes import MAX_HOPS, ControlAddresses
-from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
+from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Diagnosis, Method, Transport
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,10 @@ class ControlClient:
         if self._channel is None:
             self._channel = self._transport.connect(self.address, peer=CONTROL_PLANE)
         return self._channel
+
+    async def diagnose(self, address: str) -> Diagnosis | None:
+        """Why a control plane cannot be reached, as far as the transport can tell."""
+        return await self._transport.diagnose(address, peer=CONTROL_PLANE)
 
     async def at_leader(
         self, ask: Callable[[], Awaitable[T]], *, leave: Callable[[], Awaitable[None]] | None = None

@@ -65,6 +65,8 @@ RECONNECT_SPREAD = 0.5
 TURN_SECONDS = 2.0
 #: A control plane with an earlier term is logged at most so often.
 STALE_TERM_SECONDS = 60.0
+#: So many reasons are logged while there is no contact.
+MOST_REASONS = 20
 
 RETRY = Backoff(first=0.5, cap=15.0)
 
@@ -173,6 +175,11 @@ class Registration:
         self._acknowledged_at = -math.inf
         self._unconfirmed = False
         self._stale_told_at = -math.inf
+        #: The address and the error of the last call that failed, for `report_outages`.
+        self._failure = ("", "")
+        self._failed = Signal()
+        #: Addresses and errors since the last contact, and the reasons that were logged for them.
+        self._told: set[tuple[str, str]] = set()
         #: Set while a newer term is known that has not acknowledged a heartbeat.
         self._newer = asyncio.Event()
         #: Ends the wait for the next try.
@@ -245,6 +252,22 @@ class Registration:
                 await self._clock.sleep(left)
             log.warning("no contact for a lease with a control plane that is certain to lead")
             self._reports.lose_contact(self._contact.silence())
+
+    async def report_outages(self) -> None:
+        """Log why the control plane cannot be reached: each reason once, until there is contact again."""
+        while True:
+            await self._failed.wait()
+            failure = self._failure
+            if self.state is not RegistrationState.OFFLINE or failure in self._told or len(self._told) >= MOST_REASONS:
+                continue
+            self._told.add(failure)
+            known = await self._client.diagnose(failure[0])
+            if self.state is not RegistrationState.OFFLINE:
+                continue
+            found = failure[0], known.reason if known is not None else failure[1]
+            if found == failure or found not in self._told:
+                self._told.add(found)
+                log.warning("no contact with the control plane at %s: %s", *found)
 
     async def _heartbeat_loop(self) -> None:
         """Send heartbeats until the control plane does not know this node, or was not reached for a lease."""
@@ -460,11 +483,15 @@ class Registration:
         before, after = self.state, change_registration(self.state, what)
         if before is not after and what is RegistrationChange.ACKNOWLEDGED:
             log.info("in contact with the control plane at %s", self.address)
-        elif before is not after and after is RegistrationState.OFFLINE and what is not RegistrationChange.ACCEPTED:
+            self._told.clear()
+        elif before is not after and what is RegistrationChange.FORGOTTEN:
             log.warning("no contact with the control plane at %s: %s", self.address, reason)
         self.state = after
         if after is not RegistrationState.REFUSED or what is RegistrationChange.REFUSED:
             self.reason = reason
+        if what is RegistrationChange.LOST:
+            self._failure = self.address, reason
+            self._failed.set()
 
 
 def _stopped_with_agent(status: RunStatus, at: datetime) -> RunStatus:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import InternalError, InvalidError, ShoalError, UnavailableError
@@ -24,12 +24,18 @@ from shoal.wire.grpcio import aio, grpc
 from shoal.wire.serving import RpcObserver, checked_metadata, close_stream, pack, unpack
 from shoal.wire.sockets.server import GrpcServer, serve
 from shoal.wire.status import Code, Status, explain
-from shoal.wire.transport import DEFAULT_TIMEOUT, MAX_MESSAGE_BYTES, CheckCaller, Method, Request, Response, Service
+from shoal.wire.transport import (
+    DEFAULT_TIMEOUT,
+    MAX_MESSAGE_BYTES,
+    CheckCaller,
+    Diagnosis,
+    Method,
+    Request,
+    Response,
+    Service,
+)
 from shoal.wire.trust.authorization import RULES, Policy, Rule
 from shoal.wire.trust.security import INSECURE, Protection, Security, protect
-
-if TYPE_CHECKING:
-    from shoal.wire.sockets.diagnosis import Diagnosis
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography.exceptions import InvalidSignature
@@ -18,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from shoal.core.errors import ShoalError
 from shoal.model.identity import Peer
 from shoal.wire.addresses import parse_address
+from shoal.wire.transport import Diagnosis
 from shoal.wire.trust.certificates import CertificateFacts, describe, read_certificates
 from shoal.wire.trust.security import Insecure, MutualTls, Security
 
@@ -29,15 +29,6 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 _TLS_ALERT = 0x15
 _START = "start one with `shoal up`, or give its address with --control or SHOAL_CONTROL"
 _GIVE_FILES = "give --ca, --cert and --key, or run the command in the folder of `shoal up`"
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Why there is no connection."""
-
-    #: The end of a sentence about the control plane.
-    reason: str
-    hint: str
 
 
 def diagnose(address: str, security: Security, peer: Peer | None, *, now: datetime) -> Diagnosis | None:

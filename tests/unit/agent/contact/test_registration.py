@@ -10,12 +10,15 @@ from shoal.agent.contact.control_client import ControlClient
 from shoal.agent.contact.link import ControlLink
 from shoal.agent.contact.states import RegistrationState
 from shoal.core.errors import InvalidError, PreconditionError, UnavailableError
+from shoal.model.identity import CONTROL_PLANE
 from shoal.model.workloads import RestartPolicy
 from shoal.testing.runtimes import FakeScript
+from shoal.wire.local import LocalTransport
 from shoal.wire.local_faults import Outage
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.transport import Diagnosis
 from tests.unit.agent.making import process
 from tests.unit.agent.scene import CONTROL, scene
 from tests.unit.agent.scripted_control import ScriptedControl
@@ -393,6 +396,60 @@ async def test_an_answer_about_ownership_that_cannot_be_had_holds_it(tmp_path):
         it.own("once", "n1", 1)
         await asyncio.sleep(30)
         assert it.machine.alive("once")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What the log says
+
+NO_CONTACT = f"no contact with the control plane at {CONTROL}: "
+
+
+def warnings_in(caplog):
+    return [each.getMessage() for each in caplog.records if each.getMessage().startswith("no contact with the control")]
+
+
+async def test_an_agent_that_reaches_no_control_plane_says_so_once_for_each_outage(tmp_path, caplog):
+    async with scene(tmp_path, serve=False) as it:
+        await it.start()
+        await asyncio.sleep(100)
+        (first,) = warnings_in(caplog)
+        assert first.startswith(NO_CONTACT)
+        await it.serve()
+        await asyncio.sleep(100)
+        assert warnings_in(caplog) == [first]
+        it.network.partition("agent n1", CONTROL, outage=Outage.REFUSED)
+        await asyncio.sleep(100)
+        second, *others = warnings_in(caplog)[1:]
+        assert second.startswith(NO_CONTACT)
+        assert others == [f"{NO_CONTACT}the lease has run out"]
+
+
+async def test_an_agent_says_what_the_transport_finds_out(tmp_path, caplog, monkeypatch):
+    reasons = [Diagnosis("its certificate expired", "issue a new one"), Diagnosis("nothing listens there", "")]
+    asked = []
+
+    async def diagnose(_self, address, *, peer=None):
+        asked.append((address, peer))
+        return reasons[0] if address == CONTROL else reasons[1]
+
+    monkeypatch.setattr(LocalTransport, "diagnose", diagnose)
+    async with scene(tmp_path, serve=False) as it:
+        await it.start(control=(CONTROL, "127.0.0.2:8085"))
+        await asyncio.sleep(100)
+    assert warnings_in(caplog) == [
+        f"{NO_CONTACT}its certificate expired",
+        "no contact with the control plane at 127.0.0.2:8085: nothing listens there",
+    ]
+    assert asked == [(CONTROL, CONTROL_PLANE), ("127.0.0.2:8085", CONTROL_PLANE)]
+
+
+async def test_a_refused_node_is_told_of_its_refusal_alone(tmp_path, caplog):
+    async with scene(tmp_path) as it:
+        it.control.refusal = "unknown cluster"
+        await it.start()
+        await asyncio.sleep(100)
+        assert warnings_in(caplog) == []
+        assert "refuses this node: unknown cluster" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------------
