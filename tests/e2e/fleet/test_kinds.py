@@ -237,7 +237,7 @@ async def test_disks_in_a_pool_are_counted_in_placement(ground):
 
     async def is_refused():
         view = await control.get_workload("more")
-        return view.state == "Unplaceable" and "3 have 2 GB of storage pool 'fast'" in view.reason.message
+        return view.state == "Unplaceable" and "needs 3 GB of storage pool 'fast', 2 free" in view.reason.message
 
     await until(is_refused, what="there is no room in the pool", patience=PATIENCE)
     await control.apply(with_disk("more", 2))
