@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import NoReturn
 
 import pytest
@@ -13,3 +14,11 @@ def do_without(words: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(words, pytrace=False)
     pytest.skip(words)
+
+
+def need_ipv6() -> None:
+    """Skip a test on a machine that has no IPv6 loopback."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")

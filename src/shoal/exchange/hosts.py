@@ -69,7 +69,7 @@ def open_endpoint(path: str, gate: Gate, environment: Mapping[str, str]) -> Endp
         if all(environment.get(name) for name in ("SHOAL_CA", "SHOAL_CERT", "SHOAL_KEY")):
             paths = CredentialPaths(*(Path(environment[name]) for name in ("SHOAL_CA", "SHOAL_CERT", "SHOAL_KEY")))
             look = CredentialWatch(paths, now=SystemClock().wall).look
-        flight = FlightEndpoint(listening_address(host), gate, look, advertise=host)
+        flight = FlightEndpoint(listening_address(host), gate, look, advertise=_bracketed(host))
         return HostEndpoint(environment.get("SHOAL_HOST_ID", ""), unix=unix, flight=flight)
     except BaseException:
         unix.close()
@@ -83,5 +83,9 @@ def listening_address(host: str) -> str:
     except ValueError:
         return "localhost" if host == "localhost" else "0.0.0.0"  # noqa: S104 - others come from other nodes
     if address.is_loopback:
-        return host
+        return _bracketed(host)
     return "[::]" if address.version == 6 else "0.0.0.0"  # noqa: S104 - as above
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

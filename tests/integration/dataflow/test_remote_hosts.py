@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import queue
 import socket
+import struct
 import threading
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -35,16 +36,21 @@ from shoal.dataflow.execution.hosts.control_messages import (
 )
 from shoal.dataflow.execution.hosts.error_texts import describe_error
 from shoal.dataflow.execution.hosts.linked import HostLostError
-from shoal.dataflow.execution.remote.hosts import RemoteHosts
+from shoal.dataflow.execution.remote import hosts as remote_hosts
+from shoal.dataflow.execution.remote.hosts import MOST_GREETINGS, RemoteHosts
 from shoal.dataflow.execution.routing import all_tasks
 from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import prepare
 from shoal.dataflow.plan.prepared import read_prepared, write_prepared
 from shoal.exchange.errors import PeerLostError
+from tests.services.absence import need_ipv6
 
 CUT = "0:0.0>1.1"
 """A channel from a task of host 0 to one of host 1."""
+LARGE = 32 << 20
+"""More bytes than sockets take from a sender whose peer reads nothing."""
 
 
 class Listener:
@@ -98,14 +104,17 @@ class Host:
 
 
 @pytest.fixture
-def made(tmp_path):
+def made(request, tmp_path):
+    address = getattr(request, "param", "127.0.0.1")
+    if address == "::1":
+        need_ipv6()
     schema = pa.schema([("key", pa.string()), ("value", pa.int64())])
     broker = str(tmp_path)
     rows = Stream.from_source(TopicSource("in", broker, schema=schema), schema=schema)
     prepared = prepare([rows.group_by("key").sum("value").to_sink(TopicSink("out", broker, key="key")).node])
     physical = plan_physically(prepared.sinks, parallelism=2)
     document = write_prepared(prepared, physical)
-    around = SimpleNamespace(certificate=None, job_id="j", generation=4)
+    around = SimpleNamespace(certificate=None, job_id="j", generation=4, address=address)
     hosts = RemoteHosts(read_prepared(document), document, hosts=2, around=around, port=0, clock=SystemClock())
     source = physical.stages[0].steps[0].uid
     splits = {source: ((Split("0"),), (Split("1"),))}
@@ -274,3 +283,45 @@ def test_what_is_no_host_of_the_job_is_refused(made, hello):
     assert link.receive() is None
     link.release()
     assert set(made.missing) == {0, 1}
+
+
+def test_a_host_hears_its_coordinator_while_a_slow_one_is_sent_a_large_plan(made, monkeypatch):
+    monkeypatch.setattr(remote_hosts, "PING", 0.05)
+    made._document = PlanDocument(made._document.body, {**made._document.blobs, "large": bytes(LARGE)})
+    begin(made)
+    slow, other = both(made.port)
+    assert isinstance(other.next(), JoinEpoch)
+    other.link.limit_reads(5)
+    messages = [decode_from_coordinator(other.link.receive() or b"") for _ in range(10)]
+    assert messages == [Ping()] * 10
+    slow.link.close()
+
+
+@pytest.mark.parametrize("made", ["127.0.0.1", "::1"], indirect=True)
+def test_only_those_who_reach_the_address_of_its_node_reach_a_coordinator(made):
+    family, address = made._server.family, made._server.getsockname()[0]
+    assert (family, address) in [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+    socket.create_connection((address, made.port), timeout=20).close()
+
+
+def test_strangers_who_say_nothing_do_not_pile_up(made):
+    strangers = [socket.create_connection(("127.0.0.1", made.port), timeout=5) for _ in range(MOST_GREETINGS + 1)]
+    assert strangers[-1].recv(1) == b""
+    for each in strangers:
+        each.close()
+
+
+def test_a_stranger_who_says_a_byte_at_a_time_is_hung_up_on(made, monkeypatch):
+    monkeypatch.setattr(remote_hosts, "_HELLO", 0.5)
+    monkeypatch.setattr(remote_hosts, "PING", 0.05)
+    with socket.create_connection(("127.0.0.1", made.port), timeout=20) as stranger:
+        stranger.sendall(struct.pack("<Q", 1 << 20))
+        stranger.settimeout(0.05)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(400):
+                stranger.sendall(b"x")
+                with contextlib.suppress(TimeoutError):
+                    assert stranger.recv(1) == b""
+                    break
+            else:
+                raise AssertionError("it was listened to for ever")

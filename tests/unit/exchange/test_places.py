@@ -18,6 +18,7 @@ from shoal.exchange.inbox import Inbox
 from shoal.exchange.places import Place, Transport, choose, read_place
 from shoal.exchange.unix import UnixEndpoint
 from shoal.testing.suites.exchange import GATE, ExchangeSuite, MakeEndpoint, closing_all, read, rows
+from tests.services.absence import need_ipv6
 
 HOSTS, PATHS, PORTS = ("", "a", "b"), ("", "/s.sock"), ("", "h:1")
 PLACES = [Place(*each) for each in itertools.product(HOSTS, PATHS, PORTS)]
@@ -99,9 +100,28 @@ def test_a_host_behind_another_address_tells_that_one_and_listens_at_its_own() -
         socket.create_connection(("127.0.0.1", int(port)), timeout=10).close()
 
 
+def test_hosts_with_ipv6_addresses_reach_each_other() -> None:
+    need_ipv6()
+    with tempfile.TemporaryDirectory(prefix="sx") as folder, closing_all() as keep:
+        made = [
+            keep(open_endpoint(f"{folder}/{number}.sock", GATE, {HOST_VARIABLE: "::1", "SHOAL_HOST_ID": str(number)}))
+            for number in range(2)
+        ]
+        inbox = Inbox(1, capacity=1000)
+        made[0].serve(["channel"], inbox)
+        made[1].connect(made[0].address, "channel").send(rows(1))
+        assert read(inbox).num_rows == 1
+
+
 @pytest.mark.parametrize(
     ("host", "listens"),
-    [("10.1.2.3", "0.0.0.0"), ("127.0.0.1", "127.0.0.1"), ("fd00::1", "[::]"), ("node-1", "0.0.0.0")],
+    [
+        ("10.1.2.3", "0.0.0.0"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("fd00::1", "[::]"),
+        ("::1", "[::1]"),
+        ("node-1", "0.0.0.0"),
+    ],
 )
 def test_others_reach_a_host_unless_its_address_is_that_of_itself(host: str, listens: str) -> None:
     assert listening_address(host) == listens

@@ -16,6 +16,7 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import session
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.execution import engine
+from shoal.dataflow.execution.coordinator import running
 from shoal.dataflow.execution.hosts.base import LocalHosts
 from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import CheckpointError
@@ -356,6 +357,7 @@ class DyingHosts(LocalHosts):
     """Hosts that are lost when told, and die while their tasks are built again, so many times."""
 
     deaths = 0
+    most = 10
 
     def __init__(self, plan, clock):
         super().__init__(plan, clock)
@@ -364,8 +366,8 @@ class DyingHosts(LocalHosts):
         DyingHosts.last = self
 
     @property
-    def can_recover(self):
-        return True
+    def most_losses(self):
+        return self.most
 
     def begin(self, share, found, listener):
         self.begun += 1
@@ -378,6 +380,7 @@ class DyingHosts(LocalHosts):
 
 def start_dying(monkeypatch, directory, deaths):
     monkeypatch.setattr(engine, "LocalHosts", DyingHosts)
+    monkeypatch.setattr(running, "_PAUSES", (0.0, 0.0))
     monkeypatch.setattr(DyingHosts, "deaths", deaths)
     tap, recording = Tap(), Recording()
     feed(tap, batches(4))
@@ -399,6 +402,14 @@ def test_hosts_that_die_again_and_again_end_the_job(tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="did not start: signal 9"):
         flow.wait(60)
     assert DyingHosts.last.begun == 11
+
+
+def test_hosts_on_nodes_that_come_back_are_tried_again_for_as_long_as_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(DyingHosts, "most", None)
+    flow, recording = start_dying(monkeypatch, tmp_path, 30)
+    flow.wait(60)
+    assert flow.recoveries == 31
+    assert visible(recording) == expected_sums(batches(4))
 
 
 def test_a_lost_host_takes_its_whole_dataflow_back_and_no_other_one(tmp_path, monkeypatch):

@@ -41,9 +41,10 @@ from shoal.exchange.errors import Cancelled
 
 log = logging.getLogger(__name__)
 
-#: Task hosts may be lost this often within so many seconds; then something is wrong that no restart mends.
-_MOST_RECOVERIES = 10
+#: Seconds within which losses of task hosts are counted.
 _RECOVERY_SECONDS = 60.0
+#: Seconds before tasks are built again that could not be: twice as long each time, up to the second number.
+_PAUSES = (0.05, 5.0)
 #: Seconds between two looks whether there is a new checkpoint.
 _SAVE_LOOK = 0.05
 
@@ -413,9 +414,8 @@ class RunningFlow:
         """Whether to go on after a loss: not without checkpoints, and not when hosts die again and again."""
         now = self._clock.monotonic()
         self._lost_at = [*(each for each in self._lost_at if now - each < _RECOVERY_SECONDS), now]
-        return (
-            self._hosts.can_recover and self._settings.checkpoint is not None and len(self._lost_at) <= _MOST_RECOVERIES
-        )
+        most = self._hosts.most_losses
+        return self._settings.checkpoint is not None and (most is None or len(self._lost_at) <= most)
 
     def _recover(self, lost: _Attempt, reason: str) -> None:
         """Take all tasks back to the last complete checkpoint, under a new epoch."""
@@ -442,15 +442,19 @@ class RunningFlow:
     def _begin_anew(self, lost: _Attempt) -> _Attempt:
         """End an attempt and build the next one. One whose hosts die while they are built is tried again."""
         lost.close()
+        pause, longest = _PAUSES
         while True:
             self.recoveries += 1
             self._clear_up()
             try:
                 return self._build()
             except (UnavailableError, DeadlineError) as error:
-                if not self._may_recover():
+                if not self._may_recover() or self._error is not None:
                     raise
                 log.warning("job %s could not go back to its last checkpoint and tries again: %s", self.name, error)
+                self._last_loss = str(error)
+            self._done.wait(pause)
+            pause = min(2 * pause, longest)
 
     def _clear_up(self) -> None:
         job, self._job = self._job, None

@@ -20,8 +20,8 @@ class Hosts(Protocol):
     """The task hosts of a job, for one epoch after the other."""
 
     @property
-    def can_recover(self) -> bool:
-        """Whether the job can go on after a host was lost, in hosts that are begun anew."""
+    def most_losses(self) -> int | None:
+        """How often hosts may be lost within a minute: 0 when none can be begun anew, None without an end."""
         ...
 
     def begin(self, share: HostShare, found: Checkpoint | None, listener: HostListener) -> None:
@@ -66,9 +66,9 @@ class LocalHosts:
         self._host: TaskHost | None = None
 
     @property
-    def can_recover(self) -> bool:
-        """No: what can be lost here is the process itself."""
-        return False
+    def most_losses(self) -> int:
+        """None: what can be lost here is the process itself."""
+        return 0
 
     def begin(self, share: HostShare, found: Checkpoint | None, listener: HostListener) -> None:
         """Build the tasks."""

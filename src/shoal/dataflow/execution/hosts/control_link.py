@@ -80,6 +80,18 @@ class ControlLink:
         except OSError as error:
             raise PeerLostError("control", error.strerror or str(error)) from error
 
+    def try_send(self, content: bytes) -> bool:
+        """Send a message unless another one is on its way, which may be large. Raises `PeerLostError`."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._raw.sendall(_LENGTH.pack(len(content)) + content)
+        except OSError as error:
+            raise PeerLostError("control", error.strerror or str(error)) from error
+        finally:
+            self._lock.release()
+        return True
+
     def receive(self) -> bytes | None:
         """The next message; None when the peer is gone or sends nothing in time. Raises `BadMessageError`."""
         try:

@@ -59,6 +59,8 @@ START = 120.0
 #: Seconds in which the others may say why one was lost while tasks were built.
 _REASON = 1.0
 _LAST_SECONDS = 5.0
+#: Processes of one machine that may be lost within a minute.
+MOST_LOSSES = 10
 #: Seconds between two looks at who is silent.
 _LOOK = 0.5
 
@@ -103,9 +105,9 @@ class LinkedHosts(abc.ABC):
         self._epochs = 0
 
     @property
-    def can_recover(self) -> bool:
-        """Yes: by new processes."""
-        return True
+    def most_losses(self) -> int | None:
+        """Processes of one machine that die again and again die of something that no new one mends."""
+        return MOST_LOSSES
 
     @abc.abstractmethod
     def _describe(self, number: int) -> str:

@@ -35,6 +35,7 @@ from shoal.dataflow.fleet.reports import MOST_PAIRS, CoordinatorReport, Phase, e
 from shoal.dataflow.fleet.spec import DataflowSpec
 from shoal.dataflow.fleet.workloads import BROKER_VARIABLE, CONTROL_PORT, SPEC_FILE
 from shoal.model.jobs import JobAction
+from shoal.wire.addresses import Address
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ class Life:
         return CoordinatorReport(
             phase=phase,
             term=around.generation,
-            address=f"{around.address}:{self._hosts.port}",
+            address=str(Address(around.address, self._hosts.port)),
             node=around.node_id,
             metrics=f"http://{around.metrics}/jobs/{around.job_id}/metrics" if around.metrics else "",
             epoch=0 if flow is None else flow.epoch,

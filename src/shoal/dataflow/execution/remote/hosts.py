@@ -42,6 +42,7 @@ from shoal.dataflow.language.logical import Sink, Source
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.errors import PeerLostError
+from shoal.exchange.hosts import listening_address
 from shoal.exchange.tokens import JobKey
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ PING = 1.0
 _HELLO = 10.0
 _STALL = 10
 _BACKLOG = 128
+#: Connections at most that have not said hello yet: each has a thread.
+MOST_GREETINGS = 256
 #: A pair of hosts that lost each other so often, with no longer time between, do not reach each other.
 _CUTS = 2
 _CUT_SECONDS = 60.0
@@ -108,10 +111,17 @@ class RemoteHosts(LinkedHosts):
         #: Since when each host that is not connected is away.
         self._away = dict.fromkeys(range(hosts), now)
         self._is_closed = threading.Event()
-        self._server = socket.create_server(("", port), backlog=_BACKLOG)
+        self._server = _listen(around.address, port)
+        #: Connections that have not said hello yet, and since when they are there.
+        self._greetings: dict[socket.socket, float] = {}
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._accept, name="task hosts", daemon=True).start()
         threading.Thread(target=self._ping, name="signs of life", daemon=True).start()
+
+    @property
+    def most_losses(self) -> None:
+        """Nodes and networks come back. A host that dies without a new checkpoint between is another matter."""
+        return
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -152,7 +162,31 @@ class RemoteHosts(LinkedHosts):
                 if self._is_closed.wait(0.1):
                     return
                 continue
-            threading.Thread(target=self._greet, args=(raw,), name="hello", daemon=True).start()
+            with self._present:
+                is_taken = len(self._greetings) < MOST_GREETINGS
+                if is_taken:
+                    self._greetings[raw] = self._clock.monotonic()
+            if is_taken:
+                threading.Thread(target=self._greet_one, args=(raw,), name="hello", daemon=True).start()
+            else:
+                log.warning("a connection was refused: %d others have not said hello yet", MOST_GREETINGS)
+                raw.close()
+
+    def _greet_one(self, raw: socket.socket) -> None:
+        try:
+            self._greet(raw)
+        finally:
+            with self._present:
+                del self._greetings[raw]
+
+    def _end_slow_greetings(self) -> None:
+        """Also of peers that say a byte at a time."""
+        now = self._clock.monotonic()
+        with self._present:
+            for raw, since in self._greetings.items():
+                if now - since > _HELLO:
+                    with contextlib.suppress(OSError):
+                        raw.shutdown(socket.SHUT_RDWR)
 
     def _greet(self, raw: socket.socket) -> None:
         try:
@@ -205,11 +239,12 @@ class RemoteHosts(LinkedHosts):
     def _ping(self) -> None:
         content = encode(Ping())
         while not self._is_closed.wait(PING):
+            self._end_slow_greetings()
             with self._present:
                 peers = list(self._peers.items())
             for number, peer in peers:
                 try:
-                    peer.link.send(content)
+                    peer.link.try_send(content)
                 except PeerLostError:
                     self._leave(number, peer.link)
 
@@ -300,6 +335,13 @@ class RemoteHosts(LinkedHosts):
             peers = list(self._peers.values())
         for peer in peers:
             peer.hang_up()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Where others reach this node; on loopback alone when that is its address."""
+    host = listening_address(address).strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def _check_brokers(plan: PreparedPlan) -> None:
