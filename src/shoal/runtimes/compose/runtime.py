@@ -45,7 +45,7 @@ from shoal.runtimes.compose.previous import PreviousProjects
 from shoal.runtimes.compose.project import Project, project_name, render
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks, run_from_json
 from shoal.runtimes.compose.refusals import build_error, start_error
-from shoal.runtimes.compose.source import PROJECTS, Sources, remove_others
+from shoal.runtimes.compose.source import PROJECTS, Sources
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
     additions_for,
@@ -62,9 +62,11 @@ from shoal.runtimes.container.engine.connection import Connect, EngineConnection
 from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.images import ImagePulls
 from shoal.runtimes.container.memory_kills import MemoryKills
-from shoal.runtimes.container.records import RunRecords, is_process_of
+from shoal.runtimes.container.records import RunRecords, is_process_of, watch_ended
 from shoal.runtimes.container.starting import check_guarded
 from shoal.runtimes.guard.client import Guard
+from shoal.runtimes.guard.warnings import DeadlineWarnings
+from shoal.runtimes.keeper.lives.lifecycle import LONGEST_WARNING
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter, add_up
 
@@ -116,6 +118,7 @@ class ComposeRuntime:
         self._attention = Attention(self._scope, clock)
         self._pulls = ImagePulls(clock)
         self._previous = PreviousProjects(data_dir / self.DIRECTORY)
+        self._warnings = DeadlineWarnings(self._scope, clock, self._end_before_deadline)
         #: The project of each workload that was fetched, and for which run.
         self._fetched: dict[WorkloadId, tuple[RunId, Project, Path]] = {}
         self._changed = asyncio.Condition()
@@ -138,6 +141,7 @@ class ComposeRuntime:
         self._command = self._command or await find_command()
         await self._guard.open()
         await self._connection.open(self._scope)
+        self._scope.start(self._warnings.follow(), name="deadlines")
 
     async def close(self) -> None:
         """Let go of the engine. Projects go on."""
@@ -148,8 +152,7 @@ class ComposeRuntime:
 
     async def health(self) -> str:
         """`healthy`, or `unhealthy: ` and why."""
-        if self._command is None:
-            self._command = await find_command()
+        self._command = self._command or await find_command()
         return f"unhealthy: {_NO_COMMAND}" if self._command is None else await self._connection.health()
 
     # --- runs ---------------------------------------------------------------------------------------------
@@ -210,7 +213,6 @@ class ComposeRuntime:
             # Cut off from here on, the project would run without a record.
             work = self._take_in(api, request, project, folder=folder, marks=marks, content=content)
             started = await to_the_end(work)
-            await asyncio.to_thread(remove_others, folder)
             # A service that has ended already did so while this start was under way, and was not looked at.
             self._connection.compare_soon()
             return started.info
@@ -245,6 +247,8 @@ class ComposeRuntime:
             at_most_one=request.deadline is not None,
             previous=await self._previous.keep(request.run_id, content, request.files),
         )
+        if request.deadline is not None:
+            self._warnings.plan(run.run_id, request.deadline, grace=run.grace)
         return await self._adopt(api, run)
 
     async def update(self, run_id: RunId, request: RunRequest) -> RunInfo:
@@ -292,7 +296,6 @@ class ComposeRuntime:
             changed = await self._refresh(api, changed)
             faults.reach("compose.update.after")
             await self._previous.drop_others(run_id, previous)
-            await asyncio.to_thread(remove_others, folder)
             self._connection.compare_soon()
         return changed.info
 
@@ -305,6 +308,9 @@ class ComposeRuntime:
             folder = Path(run.folder)
             try:
                 await asyncio.to_thread(write_files, folder, previous.files)
+                # Images that were built keep their names, which are those of the update by now.
+                if any(each.get("build") for each in previous.content["services"].values()):
+                    await self._compose(_BUILD, previous.content, run.workload_id, folder)
                 await self._bring_up(
                     api, run.workload_id, previous.content, folder=folder, lock=lock, deadline=deadline
                 )
@@ -411,18 +417,9 @@ class ComposeRuntime:
         self._busy.pop(workload_id, None)
         self._fetched.pop(workload_id, None)
 
-    async def watch(self) -> AsyncIterator[RunInfo]:
+    def watch(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends, those that ended before first."""
-        told: set[RunId] = set()
-        while True:
-            ended = [run for run in self._records.runs.values() if run.end is not None and run.run_id not in told]
-            told = {run_id for run_id in told if run_id in self._records.runs}
-            for run in ended:
-                told.add(run.run_id)
-                yield run.info
-            if not ended:
-                async with self._changed:
-                    await self._changed.wait()
+        return watch_ended(self._records.runs, self._changed)
 
     async def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
         """The output of a workload, oldest first."""
@@ -435,6 +432,9 @@ class ComposeRuntime:
         """Let at-most-one runs go on until then: each is killed then, unless extended again."""
         runs = [self._records.runs[run_id] for run_id in run_ids if run_id in self._records.runs]
         self._guard.extend([member.container_id for run in runs for member in run.members], until)
+        for run in runs:
+            if run.end is None and run.at_most_one:
+                self._warnings.plan(run.run_id, until, grace=run.grace)
 
     async def usage(self, run_id: RunId) -> Usage | None:
         """What the services of a run use together; None when it does not run, or not on this machine."""
@@ -454,8 +454,7 @@ class ComposeRuntime:
         wanted = command.service or (names[0] if len(names) == 1 else "")
         member = next((each for each in run.members if each.service == wanted), None)
         if member is None:
-            rule = f"must be one of the services {', '.join(names)}"
-            raise InvalidError([problem("service", command.service, rule)])
+            raise InvalidError([problem("service", command.service, f"must be one of the services {', '.join(names)}")])
         return await start_command(self._connection.engine(), member.container_id, command, self._clock)
 
     # --- starting -----------------------------------------------------------------------------------------
@@ -597,10 +596,8 @@ class ComposeRuntime:
             if run is None or run.end is not None or not run.updating:
                 return
             log.warning("run %s: an update of it was cut off and is undone", run_id)
-            left = [self._guard.seconds_left(each.container_id) for each in run.members]
             # What is created anew lives as long as what it is part of.
-            soonest = min((seconds for seconds in left if seconds is not None), default=0.0)
-            deadline = self._clock.monotonic() + soonest if run.at_most_one else None
+            deadline = self._clock.monotonic() + self._seconds_left(run) if run.at_most_one else None
             await self._roll_back(api, run, lock, deadline=deadline)
 
     async def _end_unguarded(self, run_id: RunId, workload_id: WorkloadId) -> None:
@@ -614,6 +611,23 @@ class ComposeRuntime:
             log.warning("run %s: its deadline is lost, and it is killed", run_id)
             by = run.ended_by or EndedBy.DEADLINE
             await self._stop_and_end(self._connection.engine(), dataclasses.replace(run, grace=0.0, ended_by=by))
+
+    async def _end_before_deadline(self, run_id: RunId) -> None:
+        """Stop an at-most-one run whose deadline is near. What has not ended by then its guards kill."""
+        if (known := self._records.runs.get(run_id)) is None:
+            return
+        async with self._lock(known.workload_id):
+            run = self._records.runs.get(run_id)
+            if run is None or run.end is not None or (left := self._seconds_left(run)) > LONGEST_WARNING:
+                return  # ended, or extended, while something else was done about the workload
+            ending = dataclasses.replace(run, ended_by=run.ended_by or EndedBy.DEADLINE, grace=min(run.grace, left))
+            await asyncio.to_thread(self._records.note, ending)
+            await self._stop_and_end(self._connection.engine(), ending)
+
+    def _seconds_left(self, run: ComposeRun) -> float:
+        """Until guards kill the first container of an at-most-one run."""
+        left = (self._guard.seconds_left(each.container_id) for each in run.members)
+        return min((seconds for seconds in left if seconds is not None), default=0.0)
 
     async def _remove_left(self, api: EngineApi, run: ComposeRun) -> None:
         """Remove the containers of a run that has ended, if no later one has begun."""
@@ -725,6 +739,7 @@ class ComposeRuntime:
         faults.reach("compose.end.before")
         await self._put(ended)
         faults.reach("compose.remove.before")
+        self._warnings.drop(run.run_id)
         self._let_go(run.members)
         with contextlib.suppress(EngineError):
             await self._remove_project(api, run.workload_id, delete_data=False)

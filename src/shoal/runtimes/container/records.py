@@ -8,11 +8,12 @@ that does not take or give what it should.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -145,7 +146,40 @@ class StoredRun(Protocol):
         ...
 
 
+class WatchedRun(Protocol):
+    """What has to be known of a run to tell of its end."""
+
+    @property
+    def run_id(self) -> RunId:
+        """Its name."""
+        ...
+
+    @property
+    def end(self) -> RunEnd | None:
+        """How it ended, if it has."""
+        ...
+
+    @property
+    def info(self) -> RunInfo:
+        """What the agent is told of it."""
+        ...
+
+
 R = TypeVar("R", bound=StoredRun)
+
+
+async def watch_ended(runs: Mapping[RunId, WatchedRun], changed: asyncio.Condition) -> AsyncIterator[RunInfo]:
+    """Each of these runs as it ends, those that ended before first. `changed` is notified when one was stored."""
+    told: set[RunId] = set()
+    while True:
+        ended = [run for run in runs.values() if run.end is not None and run.run_id not in told]
+        told = {run_id for run_id in told if run_id in runs}
+        for run in ended:
+            told.add(run.run_id)
+            yield run.info
+        if not ended:
+            async with changed:
+                await changed.wait()
 
 
 class RunRecords(Generic[R]):

@@ -26,12 +26,11 @@ from shoal.core.errors import (
     InvalidError,
     NotFoundError,
     PreconditionError,
-    ShoalError,
     UnavailableError,
     problem,
 )
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
-from shoal.core.tasks import Signal, TaskScope, to_the_end
+from shoal.core.tasks import TaskScope, to_the_end
 from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, EndedBy, FailureReason, FileSpec, Usage, WorkloadType
@@ -46,11 +45,11 @@ from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.files import write_files
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.output import OutputCopies
-from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, is_process_of, run_from_json
+from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, is_process_of, run_from_json, watch_ended
 from shoal.runtimes.container.starting import Starter
 from shoal.runtimes.container.states import end_of, has_started, is_running, millis
 from shoal.runtimes.guard.client import Guard
-from shoal.runtimes.keeper.lives.lifecycle import deadline_at
+from shoal.runtimes.guard.warnings import DeadlineWarnings
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter
 
@@ -62,8 +61,6 @@ _POLL_SECONDS = 0.05
 _LAST_OUTPUT_BYTES = 4096
 #: How long a comparison waits for what is done about single containers. What takes longer goes on beside it.
 _SETTLE_SECONDS = 5.0
-#: Between two looks at deadlines while none is near.
-_DEADLINE_SECONDS = 60.0
 
 
 class ContainerRuntime:
@@ -98,9 +95,7 @@ class ContainerRuntime:
         self._fetched: dict[WorkloadId, RunId] = {}
         #: One writer of a run's record at a time.
         self._writing: dict[RunId, asyncio.Lock] = {}
-        #: When at-most-one runs are asked to end, on the clock's `monotonic()`.
-        self._ask_at: dict[RunId, float] = {}
-        self._deadlines_moved = Signal()
+        self._warnings = DeadlineWarnings(self._scope, clock, self._ask)
 
     @property
     def type(self) -> WorkloadType:
@@ -114,7 +109,7 @@ class ContainerRuntime:
         await asyncio.to_thread(self._records.load)
         await self._guard.open()
         await self._connection.open(self._scope)
-        self._scope.start(self._follow_deadlines(), name="deadlines")
+        self._scope.start(self._warnings.follow(), name="deadlines")
 
     async def close(self) -> None:
         """Let go of the engine. Containers go on."""
@@ -162,7 +157,7 @@ class ContainerRuntime:
         if run is None:
             raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
         if request.deadline is not None:
-            self._plan_end(run, request.deadline)
+            self._warnings.plan(run.run_id, request.deadline, grace=run.grace)
         return run
 
     async def prepare(self, request: RunRequest) -> None:
@@ -229,18 +224,9 @@ class ContainerRuntime:
         self._starting.pop(workload_id, None)
         self._fetched.pop(workload_id, None)
 
-    async def watch(self) -> AsyncIterator[RunInfo]:
+    def watch(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends, those that ended before first."""
-        told: set[RunId] = set()
-        while True:
-            ended = [run for run in self._records.runs.values() if run.end is not None and run.run_id not in told]
-            told = {run_id for run_id in told if run_id in self._records.runs}
-            for run in ended:
-                told.add(run.run_id)
-                yield run.info
-            if not ended:
-                async with self._changed:
-                    await self._changed.wait()
+        return watch_ended(self._records.runs, self._changed)
 
     async def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
         """The output of a workload, oldest first."""
@@ -296,7 +282,7 @@ class ContainerRuntime:
         self._guard.extend((run.container_id for run in runs), until)
         for run in runs:
             if run.end is None and run.at_most_one:
-                self._plan_end(run, until)
+                self._warnings.plan(run.run_id, until, grace=run.grace)
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -407,31 +393,14 @@ class ContainerRuntime:
         await api.remove(container_id)
         self._guard.release(container_id)
 
-    # --- deadlines ----------------------------------------------------------------------------------------
-
-    def _plan_end(self, run: ContainerRun, until: float) -> None:
-        """An at-most-one run is asked to end a little before its guard kills it."""
-        self._ask_at[run.run_id] = deadline_at(until, grace=run.grace, now=self._clock.monotonic()).ask_at
-        self._deadlines_moved.set()
-
-    async def _follow_deadlines(self) -> None:
-        """Ask runs to end whose deadline is near."""
-        while True:
-            now = self._clock.monotonic()
-            for run_id in [run_id for run_id, moment in self._ask_at.items() if moment <= now]:
-                del self._ask_at[run_id]
-                with contextlib.suppress(ShoalError):  # the guard needs no engine
-                    await self._ask(run_id)
-            wait = min((moment - now for moment in self._ask_at.values()), default=_DEADLINE_SECONDS)
-            await self._deadlines_moved.wait(max(0.0, wait))
+    # --- following the engine -----------------------------------------------------------------------------
 
     async def _ask(self, run_id: RunId) -> None:
+        """The deadline of a run is near."""
         run = self._records.runs.get(run_id)
         if run is not None and run.end is None:
             await self._note_ending(run_id, by="deadline")
             await self._connection.engine().kill(run.container_id, run.stop_signal)
-
-    # --- following the engine -----------------------------------------------------------------------------
 
     async def _compare(self, api: EngineApi) -> float | None:
         """Compare the records with the engine: take in what was missed, and end what is gone.
@@ -496,7 +465,7 @@ class ContainerRuntime:
             by = current.ended_by or ("deadline" if self._guard.seconds_left(run.container_id) == 0.0 else "")
             end = self._end_of(run, found)
             await self._put(dataclasses.replace(current, end=end, ended_by=by, last_output=output))
-        self._ask_at.pop(run.run_id, None)
+        self._warnings.drop(run.run_id)
         faults.reach("container.remove.before")
         if found is not None:
             with contextlib.suppress(EngineError):
