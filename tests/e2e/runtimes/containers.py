@@ -8,6 +8,7 @@ import io
 import json
 import secrets
 import socket
+import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,20 @@ def project(script: str = FOREVER, *, services: Mapping[str, str] | None = None,
         for name, each in (services or dict.fromkeys(("db", "web"), script)).items()
     }
     return replace(request(**fields), spec=ComposeSpec(inline_yaml=json.dumps({"services": made})))
+
+
+def make_repository(folder: Path, **versions: Mapping[str, str]) -> Path:
+    """A repository with a tag for each version of its files."""
+    repository = folder / "repository"
+    repository.mkdir()
+    for words in (("init", "-q", "-b", "main"), ("config", "user.email", "a@b"), ("config", "user.name", "a")):
+        subprocess.run(["git", *words], cwd=repository, check=True)
+    for version, files in versions.items():
+        for name, text in files.items():
+            (repository / name).write_text(text)
+        for words in (("add", "."), ("commit", "-q", "-m", version), ("tag", version)):
+            subprocess.run(["git", *words], cwd=repository, check=True)
+    return repository
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:

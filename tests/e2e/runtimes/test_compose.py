@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ from shoal.runtimes.container.engine.connection import Connect
 from shoal.runtimes.container.engine.finding import PodmanService
 from shoal.runtimes.guard import client as guard_client
 from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
-from tests.e2e.runtimes.containers import compose_command, connect_to
+from tests.e2e.runtimes.containers import compose_command, connect_to, make_repository
 from tests.e2e.runtimes.processes import is_alive, wait_until
 from tests.services.disks import fill, small_disk
 from tests.services.engine import IMAGE, Engine, engine_service, private_engine
@@ -345,20 +344,24 @@ async def test_replaced_files_are_those_that_a_rollback_returns_to(
         await wait_output(runtime, f"rotated\n{SECRET}-one one\n".encode())
 
 
-async def test_what_an_update_adds_to_an_at_most_one_project_is_guarded(
+async def test_what_an_update_adds_to_an_at_most_one_project_is_guarded_and_asked_to_end_before_it_is_killed(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine
 ) -> None:
     runtime = await open_runtime()
     until = SystemClock().monotonic() + 600
     await runtime.start(replace(request({"db": SLEEP}), deadline=until))
-    newer = replace(request({"db": SLEEP, "web": SLEEP}, generation=2), deadline=until)
+    web = says("up", 'trap "echo bye; exit 0" TERM; while :; do sleep 0.05; done')
+    newer = replace(request({"db": SLEEP, "web": web}, generation=2), deadline=until)
     await runtime.update(RunId("web-1"), newer)
     members = runtime._records.runs[RunId("web-1")].members
     assert len(members) == 2
     assert all(runtime._guard.seconds_left(each.container_id) for each in members)
-    await runtime.extend_deadlines((RunId("web-1"),), SystemClock().monotonic() + 1)
+    await wait_output(runtime, b"web | up\n")
+    await runtime.extend_deadlines((RunId("web-1"),), SystemClock().monotonic() + 6)
     ended = await wait_ended(runtime, "web-1")
     assert ended.ended_by == "deadline"
+    assert dict(ended.services) == {"db": "killed by signal 15", "web": "exited (0)"}
+    assert b"web | bye\n" in await read_all(runtime)
     assert pids(engine) == {}
 
 
@@ -521,35 +524,56 @@ async def test_volumes_go_only_with_a_delete_that_says_so(
     assert expected in (await wait_ended(runtime, "web-2")).last_output
 
 
-async def test_a_project_comes_from_a_repository(
-    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, tmp_path: Path
+@pytest.mark.long
+async def test_images_are_built_from_the_commit_that_runs_also_after_a_failed_update(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], tmp_path: Path
 ) -> None:
-    """A new commit replaces the services that take its files, although their definitions are the same."""
-    repository = tmp_path / "repository"
-    repository.mkdir()
-    for words in (("init", "-q", "-b", "main"), ("config", "user.email", "a@b"), ("config", "user.name", "a")):
-        subprocess.run(["git", *words], cwd=repository, check=True)
-    web = {**says("$$VERSION; cat /word", "exec sleep 1000"), "env_file": "settings", "volumes": ["./word:/word:ro"]}
-    (repository / "compose.yaml").write_text(json.dumps({"services": {"db": SLEEP, "web": web}}))
-    for version in ("one", "two"):
-        (repository / "settings").write_text(f"VERSION={version}\n")
-        (repository / "word").write_text(f"file {version}\n")
-        subprocess.run(["git", "add", "."], cwd=repository, check=True)
-        subprocess.run(["git", "commit", "-q", "-m", version], cwd=repository, check=True)
-        subprocess.run(["git", "tag", version], cwd=repository, check=True)
+    def files(version: str, **more: object) -> dict[str, str]:
+        service = {"build": ".", "command": ["sh", "-c", "cat /word; exec sleep 1000"], "init": True, **more}
+        dockerfile = f"FROM {IMAGE}\nCOPY word /word\n"
+        compose = json.dumps({"services": {"web": service}})
+        return {"compose.yaml": compose, "Dockerfile": dockerfile, "word": f"built {version}\n"}
+
+    broken = files("three", command=["/nowhere/no-such-program"], init=False)
+    repository = make_repository(tmp_path, one=files("one"), two=files("two"), three=broken)
     runtime = await open_runtime()
     spec = ComposeSpec(source_type="git", git_repo=str(repository), git_ref="one")
     run = RunRequest(run_id=RunId("web-1"), workload_id=WorkloadId("web"), spec=spec)
     await runtime.start(run)
-    await wait_output(runtime, b"web | one\nweb | file one\n")
+    await wait_output(runtime, b"built one\n")
+    await runtime.update(RunId("web-1"), replace(run, spec=replace(spec, git_ref="two"), generation=2))
+    await wait_output(runtime, b"built one\nbuilt two\n")
+    with pytest.raises(RunError):
+        await runtime.update(RunId("web-1"), replace(run, spec=replace(spec, git_ref="three"), generation=3))
+    await wait_output(runtime, b"built one\nbuilt two\nbuilt two\n")
+
+
+async def test_a_project_comes_from_a_repository(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, tmp_path: Path
+) -> None:
+    """A new commit replaces the services that take its files, although their definitions are the same. Data that a
+    service keeps in the project's directory is none of them.
+    """
+    script = "cat /word /data/last 2>/dev/null; echo last $$VERSION > /data/last; echo $$VERSION; exec sleep 1000"
+    web = {**says("up", script), "env_file": "settings", "volumes": ["./word:/word:ro", "./data:/data"]}
+    db = {**SLEEP, "volumes": ["./data:/data"]}
+    compose = json.dumps({"services": {"db": db, "web": web}})
+    versions = {
+        version: {"compose.yaml": compose, "settings": f"VERSION={version}\n", "word": f"file {version}\n"}
+        for version in ("one", "two")
+    }
+    repository = make_repository(tmp_path, **versions)
+    runtime = await open_runtime()
+    spec = ComposeSpec(source_type="git", git_repo=str(repository), git_ref="one")
+    run = RunRequest(run_id=RunId("web-1"), workload_id=WorkloadId("web"), spec=spec)
+    await runtime.start(run)
+    await wait_output(runtime, b"web | file one\nweb | one\n")
     before = pids(engine)
     newer = replace(run, spec=replace(spec, git_ref="two"), generation=2)
     await runtime.prepare(newer)
     await runtime.update(RunId("web-1"), newer)
-    await wait_output(runtime, b"web | two\nweb | file two\n")
+    await wait_output(runtime, b"web | file two\nweb | last one\nweb | two\n")
     assert pids(engine)[f"shoal-{NODE}-web_db_1"] == before[f"shoal-{NODE}-web_db_1"]
-    (left,) = (tmp_path / "projects/web").iterdir()
-    assert (left / "word").read_text() == "file two\n"
     with pytest.raises(RunError) as raised:
         await runtime.prepare(replace(run, spec=replace(spec, git_ref="missing")))
     assert (raised.value.failure, raised.value.transient) == (FailureReason.INVALID_SPEC, False)
@@ -712,7 +736,7 @@ async def test_a_project_without_a_record_is_known_at_once_and_ends_before_the_n
     assert len(engine.containers()) == 2
 
 
-async def test_a_restart_of_the_engine_loses_nothing(
+async def test_an_engine_that_is_killed_and_started_again_loses_nothing(
     open_runtime: Callable[..., Awaitable[ComposeRuntime]], service: PodmanService
 ) -> None:
     is_away = False
@@ -726,7 +750,7 @@ async def test_a_restart_of_the_engine_loses_nothing(
     await runtime.start(request({"db": SLEEP, "web": says("up")}))
     await wait_output(runtime, b"up\n")
     is_away = True
-    await service.close()
+    os.kill(service.pid, signal.SIGKILL)
     await wait_until_health(runtime, "unhealthy")
     assert [run.phase for run in await runtime.list_runs()] == [RunPhase.RUNNING]
     with pytest.raises(UnavailableError):

@@ -110,7 +110,7 @@ async def test_a_full_disk_is_a_storage_error_and_passes(repository: Path, tmp_p
             os.truncate(filling, filling.stat().st_size - (1 << 20))
         assert await failed(spec, disk / "web", f"(?i){FULL_DISK}") == FULL
         filling.unlink()
-        assert (await fetch(spec, disk / "web")).read_text() == "services: {web: {image: a}}\n"
+        assert (await fetch(spec, disk / "web")).path.read_text() == "services: {web: {image: a}}\n"
 
 
 def test_no_sentence_is_from_memory() -> None:

@@ -1,9 +1,10 @@
 """What each service of a project is made from, as one digest: an update replaces the services whose digest changed.
 
 A definition alone does not tell: it names files of the project's directory, and configs and secrets of the project. A
-commit of a repository has a directory of its own, so every service that takes something from there is replaced with
-the next commit. A file of the spec counts for a service that took it when it started; one that a service sees through
-a mounted directory is replaced while the service runs. Pure; called by `shoal.runtimes.compose.starting`.
+commit of a repository has a directory of its own, so every service that takes something of the repository is replaced
+with the next commit. What is in that directory and not in the repository, such as data that a service has written
+there, is no reason. A file of the spec counts for a service that took it when it started; one that a service sees
+through a mounted directory is replaced while the service runs. Pure; called by `shoal.runtimes.compose.starting`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,26 +34,29 @@ class _Path:
         """Whether a file is taken once, and so is not seen anew."""
         return file == self.text or (self.is_whole and (self.text == "." or file.startswith(f"{self.text}/")))
 
-
-def service_digests(project: Project, *, commit: str = "", files: Files = ()) -> dict[str, str]:
-    """A digest for each service. `commit` is the directory of a repository's commit; empty for an inline project.
-
-    Values of secrets are in a digest, so it is never shown.
-    """
-    return {name: _digest(project, name, commit, files) for name in project.services}
+    def is_in(self, names: Collection[str]) -> bool:
+        """Whether it is one of these files, or a directory with one of them."""
+        return self.text == "." or self.text in names or any(each.startswith(f"{self.text}/") for each in names)
 
 
-def _digest(project: Project, name: str, commit: str, files: Files) -> str:
+def service_digests(project: Project, files: Files = ()) -> dict[str, str]:
+    """A digest for each service. Values of secrets are in it, so it is never shown."""
+    return {name: _digest(project, name, files) for name in project.services}
+
+
+def _digest(project: Project, name: str, files: Files) -> str:
     services = project.content["services"]
     definition, *inherited = lineage = [services[each] for each in _lineage(services, name)]
     parts = [part for service in lineage for part in _named_parts(project.content, service)]
     paths = [*(path for service in lineage for path in _paths(service)), *_part_paths(parts)]
+    given = {posixpath.normpath(file.path): content for file, content in files}
     contents = {
         path: hashlib.sha256(content).hexdigest()
-        for path, content in ((posixpath.normpath(file.path), content) for file, content in files)
+        for path, content in given.items()
         if any(each.takes(path) for each in paths)
     }
-    more = [inherited, parts, commit if paths else "", contents]
+    is_of_commit = any(each.is_in(project.tracked | given.keys()) for each in paths)
+    more = [inherited, parts, project.commit if is_of_commit else "", contents]
     # Without more it is what earlier versions have stored.
     return hashlib.sha256(_text([definition, *more] if any(more) else definition)).hexdigest()
 

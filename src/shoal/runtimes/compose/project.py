@@ -29,6 +29,9 @@ class Project:
     """A checked project: no variable is left in it."""
 
     content: Mapping[str, Any]
+    #: Of a project from a repository: the commit, and the files and directories that it has.
+    commit: str = ""
+    tracked: frozenset[str] = frozenset()
 
     @property
     def services(self) -> Mapping[str, Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import Problem, problem
+from shoal.runtimes.compose.references import reference_problems
 from shoal.runtimes.host_paths import is_protected
 
 MAX_SERVICES = 100
@@ -95,6 +96,7 @@ def project_problems(content: object, at: str, place: Place, *, allow_privileged
             yield problem(where, None, "must be a mapping")
             continue
         yield from _service_problems(service, where, services)
+        yield from reference_problems(service, where, content)
         if not allow_privileged:
             yield from _host_problems(service, where, place)
 
@@ -166,14 +168,6 @@ def _service_problems(service: dict[str, Any], at: str, services: dict[str, Any]
     extends = service.get("extends")
     if isinstance(extends, dict) and extends.get("file"):
         yield problem(f"{at}.extends.file", None, "is not supported: the other file is not checked")
-    elif extends:
-        parent = extends.get("service") if isinstance(extends, dict) else extends
-        if parent not in services:
-            yield problem(f"{at}.extends", parent, "must name a service of this project")
-    needed = service.get("depends_on") or ()
-    for name in needed if isinstance(needed, list | dict) else ():
-        if not isinstance(name, str) or name not in services:
-            yield problem(f"{at}.depends_on", name, "must name a service of this project")
     deploy = service.get("deploy")
     replicas = service.get("scale") or (deploy.get("replicas") if isinstance(deploy, dict) else None)
     if replicas is not None and not (str(replicas).isdecimal() and int(replicas) <= MAX_REPLICAS):

@@ -1,7 +1,6 @@
 """Where the files of a compose project come from: inline text, raw or base64, or a git repository and ref.
 
 A repository is fetched into a folder of its own for each commit, so an update that fails leaves the old files alone.
-After one that succeeded, the folders of other commits are removed.
 Called by `shoal.runtimes.compose.runtime`.
 """
 
@@ -11,15 +10,18 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import InvalidError, problem
 from shoal.model.workloads import ComposeSpec, FailureReason
 from shoal.runtimes.base import RunError, RunRequest
+from shoal.runtimes.compose.files import with_kept_data
 from shoal.runtimes.compose.project import Project, parse_project
 from shoal.runtimes.compose.reading import MAX_BYTES
 from shoal.runtimes.compose.rules import Place
@@ -30,8 +32,6 @@ FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-comp
 #: The directory of the projects in an agent's data directory.
 PROJECTS = "projects"
 _GIT_SECONDS = 120.0
-#: Beside the directories of commits: where one is fetched, and what one is called that is being removed.
-_STAGING, _GONE = ".fetch", ".gone-"
 
 #: What git says, and what it means. Each is provoked on a real git; anything else is RUNTIME_ERROR, and tried again.
 GIT_SENTENCES: tuple[tuple[str, FailureReason, bool], ...] = (
@@ -73,9 +73,10 @@ class Sources:
         """
         base = self._data_dir / PROJECTS / request.workload_id
         try:
+            fetched = None
             if spec.source_type == "git":
-                path = await fetch(spec, base)
-                folder, text = path.parent, await asyncio.to_thread(_read_text, path)
+                fetched = await fetch(spec, base)
+                folder, text = fetched.path.parent, await asyncio.to_thread(_read_text, fetched.path)
             else:
                 folder, text = base / "inline", inline_text(spec)
                 await asyncio.to_thread(make_private_directory, folder)
@@ -89,22 +90,11 @@ class Sources:
             )
         except InvalidError as error:
             raise RunError(f"the project is not valid: {error.message}", failure=FailureReason.INVALID_SPEC) from error
+        if fetched is not None:
+            project = dataclasses.replace(project, commit=folder.name, tracked=fetched.tracked)
+            files = [file for file, _ in request.files]
+            project = await asyncio.to_thread(with_kept_data, project, folder, files)
         return project, folder
-
-
-def remove_others(folder: Path) -> None:
-    """Remove the directories that a workload's project was made from before. Blocks.
-
-    Each gets another name first: one that is half removed is never taken for a commit.
-    """
-    with contextlib.suppress(OSError):
-        for each in folder.parent.iterdir():
-            if each.name not in (folder.name, _STAGING):
-                gone = each if each.name.startswith(_GONE) else each.with_name(f"{_GONE}{each.name}")
-                if gone != each:
-                    shutil.rmtree(gone, ignore_errors=True)
-                    each.rename(gone)
-                shutil.rmtree(gone, ignore_errors=True)
 
 
 def _read_text(path: Path) -> str:
@@ -113,17 +103,26 @@ def _read_text(path: Path) -> str:
     return text.decode(errors="replace")
 
 
-async def fetch(spec: ComposeSpec, folder: Path) -> Path:
-    """Fetch a repository at its ref below `folder` and return the compose file. Raises `RunError`."""
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The compose file of a commit, in the directory of that commit."""
+
+    path: Path
+    #: The files and directories that the repository has.
+    tracked: frozenset[str] = frozenset()
+
+
+async def fetch(spec: ComposeSpec, folder: Path) -> Fetched:
+    """Fetch a repository at its ref below `folder`. Raises `RunError`."""
     try:
-        target = await _fetch(spec, folder)
+        target, tracked = await _fetch(spec, folder)
     except OSError as error:
         raise RunError(
             f"the repository cannot be stored: {error}", failure=FailureReason.STORAGE_ERROR, transient=True
         ) from error
     for name in FILE_NAMES:
         if await asyncio.to_thread((target / name).is_file):
-            return target / name
+            return Fetched(target / name, tracked)
     raise RunError(
         f"{spec.git_repo} has no compose file at {spec.git_ref or 'HEAD'}",
         failure=FailureReason.INVALID_SPEC,
@@ -131,14 +130,16 @@ async def fetch(spec: ComposeSpec, folder: Path) -> Path:
     )
 
 
-async def _fetch(spec: ComposeSpec, folder: Path) -> Path:
-    staging = folder / _STAGING
+async def _fetch(spec: ComposeSpec, folder: Path) -> tuple[Path, frozenset[str]]:
+    staging = folder / ".fetch"
     await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
     await asyncio.to_thread(staging.mkdir, mode=0o700, parents=True)
     try:
         await _git(staging, "init", "--quiet")
         await _git(staging, "fetch", "--quiet", "--depth", "1", "--", spec.git_repo, spec.git_ref or "HEAD")
         commit = (await _git(staging, "rev-parse", "FETCH_HEAD")).strip()
+        # Asked here: git must not run where a service can write, which could tell it to run a command.
+        listed = await _git(staging, "ls-tree", "-r", "-t", "-z", "--name-only", "FETCH_HEAD")
         target = folder / commit
         if not await asyncio.to_thread(target.exists):
             await _git(staging, "checkout", "--quiet", "FETCH_HEAD")
@@ -146,7 +147,7 @@ async def _fetch(spec: ComposeSpec, folder: Path) -> Path:
     finally:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
-    return target
+    return target, frozenset(name for name in listed.split("\0") if name)
 
 
 async def _git(folder: Path, *words: str) -> str:

@@ -69,9 +69,10 @@ def marks_for(
         "SHOAL_RUN_ID": request.run_id,
         "SHOAL_WORKLOAD_ID": request.workload_id,
     }
-    commit = folder.name if spec.source_type == "git" else ""
-    digests = service_digests(project, commit=commit, files=request.files)
-    made = {name: ServiceMarks(f"{digest} {request.limits}", labels, environment) for name, digest in digests.items()}
+    made = {
+        name: ServiceMarks(f"{digest} {request.limits}", labels, environment)
+        for name, digest in service_digests(project, request.files).items()
+    }
     kept = previous or {}
     return {
         name: kept[name] if name in kept and kept[name].digest == marks.digest else marks

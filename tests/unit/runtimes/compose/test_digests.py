@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shoal.model.workloads import FileSpec
 from shoal.runtimes.compose.digests import service_digests
-from shoal.runtimes.compose.project import parse_project
+from shoal.runtimes.compose.project import Project, parse_project
 
+TRACKED = frozenset({"compose.yaml", "settings", "conf", "conf/a", "key"})
 DB = {"image": "db:1", "environment": {}}
 
 
@@ -19,9 +21,13 @@ def digests(
     web: dict[str, Any], *, commit: str = "", files: dict[str, bytes] | None = None, db: str = "db:1", **top: object
 ) -> Any:
     content = {"services": {"db": {**DB, "image": db}, "web": {"image": "web:1", **web}}, **top}
-    project = parse_project(json.dumps(content), at="compose", variables={}, allow_privileged=False)
     given = [(FileSpec(path=path), text) for path, text in (files or {}).items()]
-    return service_digests(project, commit=commit, files=given)
+    return service_digests(of_commit(content, commit), given)
+
+
+def of_commit(content: object, commit: str) -> Project:
+    project = parse_project(json.dumps(content), at="compose", variables={}, allow_privileged=False)
+    return replace(project, commit=commit, tracked=TRACKED) if commit else project
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
@@ -55,20 +61,19 @@ def test_a_digest_changes_with_its_service_alone() -> None:
 )
 def test_the_next_commit_replaces_what_takes_files_from_the_repository(web: dict[str, Any]) -> None:
     top: dict[str, Any] = {"secrets": {"key": {"file": "key"}}, "configs": {"key": {"file": "./key"}}}
-    base = {"image": "base:1", "profiles": ["none"], "volumes": ["./conf:/conf"]}
+    base = {"image": "base:1", "volumes": ["./conf:/conf"]}
 
     def of(commit: str) -> Any:
         content = {"services": {"db": DB, "base": base, "web": {"image": "web:1", **web}}, **top}
-        project = parse_project(json.dumps(content), at="compose", variables={}, allow_privileged=False)
-        return service_digests(project, commit=commit)
+        return service_digests(of_commit(content, commit))
 
-    assert changed(of("one"), of("two")) == ["web"]
+    assert changed(of("one"), of("two")) == ["base", "web"]
 
 
-@pytest.mark.parametrize("volume", ["data:/data", "/srv/data:/data", "/data"])
+@pytest.mark.parametrize("volume", ["data:/data", "/srv/data:/data", "/data", "./data:/data"])
 def test_a_volume_is_nothing_of_the_repository(volume: str) -> None:
     web = {"volumes": [volume]}
-    assert changed(digests(web, commit="one", volumes={"data": None}), digests(web, volumes={"data": None})) == []
+    assert changed(*(digests(web, commit=commit, volumes={"data": None}) for commit in ("one", "two"))) == []
 
 
 def test_a_config_that_a_service_names_is_part_of_it() -> None:

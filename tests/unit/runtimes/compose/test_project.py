@@ -57,6 +57,25 @@ def complete(content: object, **variables: str) -> dict[str, Any]:
         (with_service(depends_on=["db"]), "compose.services.web.depends_on", "must name a service"),
         (with_service(extends={"file": "b", "service": "x"}), "compose.services.web.extends.file", "not checked"),
         (with_service(extends="x"), "compose.services.web.extends", "must name a service"),
+        (with_service(extends={"service": "x"}), "compose.services.web.extends", "must name a service"),
+        (with_service(links=["db:it"]), "compose.services.web.links", "must name a service"),
+        (with_service(volumes_from=["db:ro"]), "compose.services.web.volumes_from", "must name a service"),
+        (with_service(network_mode="service:db"), "compose.services.web.network_mode", "must name a service"),
+        (with_service(networks=["inner"]), "compose.services.web.networks", "one of the networks of this project"),
+        (with_service(networks={"inner": {}}), "compose.services.web.networks", "one of the networks"),
+        (with_service(secrets=["key"]), "compose.services.web.secrets", "one of the secrets of this project"),
+        (with_service(configs=[{"source": "c"}]), "compose.services.web.configs", "one of the configs"),
+        (with_service(volumes=["data:/data"]), "compose.services.web.volumes[0]", "one of the volumes"),
+        (
+            with_service(volumes=["/a", {"type": "volume", "source": "data", "target": "/data"}]),
+            "compose.services.web.volumes[1]",
+            "one of the volumes of this project",
+        ),
+        (
+            {"services": {"web": {**SERVICE, "depends_on": ["db"]}, "db": {**SERVICE, "profiles": ["p"]}}},
+            "compose.services.web.depends_on",
+            "without a profile",
+        ),
         (with_service(scale=1000), "compose.services.web.scale", "up to 100"),
         (with_service(profiles=["p"]), "compose.services", "a service without a profile"),
         (with_service(image="${A:?no image}"), "compose.services.web.image", "no image"),
@@ -117,10 +136,11 @@ def test_a_project_that_is_none_is_refused(content: object, field: str, rule: st
 )
 def test_reaching_the_host_needs_the_agents_permission(keys: dict[str, object]) -> None:
     variables = {"YES": "true", "HOST": "/var/run"}
+    content = {**with_service(**keys), "volumes": {"a": None}}
     with pytest.raises(InvalidError) as raised:
-        parse(with_service(**keys), **variables)
+        parse(content, **variables)
     assert all("--allow-privileged" in each.rule for each in raised.value.problems)
-    parse(with_service(**keys), allow_privileged=True, **variables)
+    parse(content, allow_privileged=True, **variables)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +262,24 @@ def test_volumes_and_networks_are_labelled_except_those_of_others() -> None:
         "back": {"labels": {"a": "b", "shoal.workload": "web"}},
         "default": {"labels": {"shoal.workload": "web"}},
     }
+
+
+def test_what_a_service_refers_to_is_in_the_project() -> None:
+    web = {
+        "depends_on": {"db": {"condition": "service_started"}},
+        "links": ["db:it"],
+        "volumes_from": ["db"],
+        "extends": {"service": "db"},
+        "pid": "service:db",
+        "networks": ["default", "inner"],
+        "secrets": ["key"],
+        "configs": [{"source": "word"}],
+        "volumes": ["data:/data", "/scratch", {"type": "tmpfs", "target": "/tmp"}, {"target": "/more"}],
+    }
+    parts = {"networks": {"inner": None}, "secrets": {"key": {"file": "key"}}, "configs": {"word": {"content": "x"}}}
+    debug = {**SERVICE, "profiles": ["debug"], "depends_on": ["tool"]}
+    services = {"web": {**SERVICE, **web}, "db": SERVICE, "debug": debug, "tool": debug}
+    assert parse({"services": services, **parts, "volumes": {"data": None}}).services.keys() == {"web", "db"}
 
 
 def test_a_service_with_a_profile_is_left_out() -> None:
