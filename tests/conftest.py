@@ -82,7 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     base = session.config._tmp_path_factory.getbasetemp()
     stop_broker(base)
     stop_zookeeper(base)
-    run = Run(run_id(), base)
+    run = Run(run_id(), base, has_engines=True)
     if left := run.left():
         report = session.config.pluginmanager.get_plugin("terminalreporter")
         for each in ("Left behind by this run, and removed now:", *left):

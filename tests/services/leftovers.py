@@ -32,6 +32,8 @@ LOOK_EVERY = 0.3
 PLACE = Path("/var/tmp")
 KINDS = ("podman", "docker")
 _PROC = Path("/proc")
+#: The network namespaces that Podman mounts, one for each container. Their names do not tell whose they are.
+_NAMESPACES = re.compile(r"/run/netns/netns-[0-9a-f-]{36}")
 #: The addresses of the engines of tests.
 _TEST_NETWORK = re.compile(r"10\.1(\d\d)\.")
 #: Python ends these with the process whose children they are.
@@ -57,6 +59,8 @@ class Run:
 
     id: str
     directory: Path
+    #: Whether network namespaces that no container uses any more count. Those of other runs do, too.
+    has_engines: bool = False
 
     @property
     def _paths(self) -> tuple[str, ...]:
@@ -90,13 +94,16 @@ class Run:
     def left(self) -> list[str]:
         """What this run has left, in words. What is ending is waited for."""
         deadline = time.monotonic() + GRACE
-        while (processes := self.processes()) or self.mounts():
+        # Engines of other runs may be making some: those are used a moment later.
+        unused = set(_unused_namespaces()) if self.has_engines else set()
+        while (processes := self.processes()) or self.mounts() or unused:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
+            unused &= set(_unused_namespaces())
         return [
             *(f"process {pid}: {command[:300]}" for pid, command in processes.items()),
-            *(f"mount {point}" for point in self.mounts()),
+            *(f"mount {point}" for point in (*self.mounts(), *sorted(unused))),
         ]
 
     def remove(self) -> None:
@@ -104,7 +111,7 @@ class Run:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for point in self.mounts():
+        for point in (*self.mounts(), *(_unused_namespaces() if self.has_engines else ())):
             _unmount(point)
             if point.startswith("/run/netns/"):
                 Path(point).unlink(missing_ok=True)
@@ -142,6 +149,21 @@ def mounts_in(*beginnings: str) -> list[str]:
     """What is mounted where a path begins so, the innermost first."""
     points = [line.split()[4] for line in (_PROC / "self/mountinfo").read_text().splitlines()]
     return [point for point in dict.fromkeys(reversed(points)) if f"{point}/".startswith(beginnings)]
+
+
+def _unused_namespaces() -> list[str]:
+    """Mounted network namespaces of containers in which no process is. Those of engines that work have one."""
+    points = [point for point in mounts_in("/run/netns/") if _NAMESPACES.fullmatch(point)]
+    used = set()
+    for entry in _PROC.iterdir() if points else ():
+        with contextlib.suppress(OSError):
+            used.add((entry / "ns/net").stat().st_ino)
+    unused = []
+    for point in points:
+        with contextlib.suppress(OSError):  # it goes meanwhile
+            if Path(point).stat().st_ino not in used:
+                unused.append(point)
+    return unused
 
 
 def _unmount(point: str) -> None:

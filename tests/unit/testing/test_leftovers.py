@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,29 @@ def test_the_mounts_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ru
     (tmp_path / "self/mountinfo").write_text("\n".join(lines))
     monkeypatch.setattr(leftovers, "_PROC", tmp_path)
     assert run.mounts() == [points[6], points[4], points[2], points[1]]
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_network_namespace_of_a_container_without_a_process_is_left(run: Run, is_used: bool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("making network namespaces takes root")
+    point = Path(f"/run/netns/netns-{uuid.uuid4()}")
+    point.parent.mkdir(exist_ok=True)
+    point.touch()
+    script = f"mount --bind /proc/self/ns/net {point}" + ("; echo; exec sleep 1000" if is_used else "")
+    with subprocess.Popen(["unshare", "-n", "sh", "-c", script], stdout=subprocess.PIPE) as made:
+        try:
+            assert made.stdout is not None
+            made.stdout.readline()
+            if not is_used:
+                made.wait()
+            with_engines = replace(run, has_engines=True)
+            assert (f"mount {point}" in with_engines.left()) is not is_used
+            assert run.left() == []
+        finally:
+            made.kill()
+            subprocess.run(["umount", "-l", point], capture_output=True, check=False)
+            point.unlink(missing_ok=True)
 
 
 def test_a_run_that_a_test_starts_is_part_of_its_run() -> None:
