@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,15 +131,20 @@ INSTANCE_KINDS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "column"), list(itertools.product(INSTANCE_KINDS, ColumnKind)))
-def test_a_feature_of_an_instance(kind, column):
-    instance = Instance()
-    feature = instance.feature.add(name="f")
+def instance_with(name, kind):
+    made = Instance()
+    feature = made.feature.add(name=name)
     for each in VALUES[kind.split("_")[0]]:
         if kind.endswith("list"):
             getattr(feature, kind).add(value=[each])
         else:
             getattr(feature, kind).append(each)
+    return made
+
+
+@pytest.mark.parametrize(("kind", "column"), list(itertools.product(INSTANCE_KINDS, ColumnKind)))
+def test_a_feature_of_an_instance(kind, column):
+    instance = instance_with("f", kind)
     schema = RowSchema((Column("f", column),), label=False, weight=False)
     takes = kind in rules.TAKEN_FIELDS[column]
     found, refused = both(Instance, [instance], schema)
@@ -295,6 +301,36 @@ def test_odd_features_are_what_protobuf_says(content):
         assert both(Example, [record], schema)[1] == 0
     column = sized(1, sized(1, b"f") + sized(2, content) + sized(2, content)) + field(3, 0, b"\x02")
     assert both(ExampleBatch, [column], schema)[1] == 0
+
+
+FLOAT, DOUBLE = b"\x00\x00\xc0\x3f", b"\x00\x00\x00\x00\x00\x00\xf8\x3f"
+#: A field that holds values, by a function of its content, and one with its number and another wire type.
+UNKNOWN = [
+    (Example, ids, lambda content: sized(7, content), sized(1, sized(1, bytes(8))), field(1, 1, b"\n\x06" + bytes(6))),
+    (Example, floats, lambda content: sized(8, content), sized(1, sized(1, FLOAT)), field(1, 5, b"\n\x02\x00\x00")),
+    (Example, floats, lambda content: sized(9, content), sized(1, sized(1, DOUBLE)), field(1, 1, b"\n\x06" + bytes(6))),
+    (Example, ints, lambda content: sized(10, content), sized(1, sized(1, b"\x05")), field(1, 0, b"\x00")),
+    (Example, ints, bytes, field(12, 0, b"\x05"), sized(12, b"\x06")),
+    (Example, floats, bytes, field(13, 5, FLOAT), sized(13, b"\x01")),
+    (Example, floats, bytes, field(14, 1, DOUBLE), sized(14, b"\x01")),
+    (Instance, ids, bytes, sized(6, sized(1, bytes(8))), field(6, 1, b"\n\x06" + bytes(6))),
+    (Instance, floats, bytes, sized(7, sized(1, FLOAT)), field(7, 5, b"\n\x02\x00\x00")),
+    (Instance, ints, bytes, sized(8, sized(1, b"\x05")), field(8, 0, b"\x00")),
+]
+
+
+@pytest.mark.parametrize(("message", "column", "held", "known", "unknown"), UNKNOWN)
+def test_a_field_with_another_wire_type_has_no_values(message, column, held, known, unknown):
+    schema = RowSchema((column("f"),), label=False, weight=False)
+    for content in (held(known + unknown), held(unknown + known)):
+        if message is Instance:
+            records = {Instance: sized(9, sized(1, b"f") + content)}
+        else:
+            named = sized(1, sized(1, b"f") + sized(2, content))
+            records = {Example: named, ExampleBatch: named + field(3, 0, b"\x01")}
+        for kind, record in records.items():
+            found, refused = both(kind, [record], schema)
+            assert ([len(each) for each in found.column("f")], refused) == ([1], 0)
 
 
 @pytest.mark.parametrize("record", [
@@ -484,6 +520,82 @@ def test_any_damage_is_safe(message, data):
         parsed(message, [cut, good], SCHEMA, Engine.COMPILED, BadRecords(OnBad.SKIP))
     else:
         both(message, [cut, good], SCHEMA)
+
+
+VALID_WIRES = {
+    kind: wire
+    for wire, kinds in {
+        1: (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64),
+        2: (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE),
+        5: (FieldDescriptor.TYPE_FLOAT,),
+    }.items()
+    for kind in kinds
+}
+NAME_OF = {"fid": "fc_user", "float": "vector", "double": "vector", "int64": "n", "bytes": "title"}
+EVERY_INSTANCE = [instance_with(NAME_OF[kind.split("_")[0]], kind) for kind in INSTANCE_KINDS]
+EVERY_EXAMPLE = [
+    Example(named_feature=[{"name": NAME_OF[kind.split("_")[0]], "feature": feature_of(kind)}]) for kind in KINDS
+]
+EVERY_BATCH = [
+    ExampleBatch(
+        named_feature_list=[{"name": NAME_OF[kind.split("_")[0]], "feature": [feature_of(kind)]}], batch_size=1
+    )
+    for kind in KINDS
+]
+
+
+def varint_end(data, at):
+    while data[at] >= 0x80:
+        at += 1
+    return at + 1
+
+
+def noisy(rng, data, descriptor):
+    """The same message, with fields at every level that have numbers of known ones and other wire types."""
+    made, at = b"", 0
+    while True:
+        if rng.random() < 0.3:
+            number, wire = int(rng.integers(1, 17)), int(rng.choice([0, 1, 2, 5]))
+            known = descriptor.fields_by_number.get(number)
+            takes = known and {VALID_WIRES.get(known.type, 0), 2 if known.is_repeated else -1}
+            size = {0: 1, 1: 8, 2: int(rng.integers(0, 12)), 5: 4}[wire]
+            content = bytes(rng.integers(0, 128, size, np.uint8))
+            if not takes or wire not in takes:
+                made += sized(number, content) if wire == 2 else field(number, wire, content)
+        if at == len(data):
+            return made
+        begin, at = at, varint_end(data, at)
+        tag = int.from_bytes(data[begin : begin + 1]) if at == begin + 1 else data[begin] & 0x7F | data[begin + 1] << 7
+        if tag & 7 != 2:
+            at = varint_end(data, at) if tag & 7 == 0 else at + (8 if tag & 7 == 1 else 4)
+            made += data[begin:at]
+            continue
+        start, at = at, varint_end(data, at)
+        size = sum((each & 0x7F) << (7 * place) for place, each in enumerate(data[start:at]))
+        content, at = data[at : at + size], at + size
+        inner = descriptor.fields_by_number[tag >> 3].message_type
+        content = noisy(rng, content, inner) if inner is not None else content
+        size = bytes([len(content)] if len(content) < 128 else [len(content) & 0x7F | 0x80, len(content) >> 7])
+        made += data[begin:start] + size + content
+
+
+@pytest.mark.parametrize("good", [
+    [instance(), *EVERY_INSTANCE],
+    [example(named=True), example(named=False), *EVERY_EXAMPLE],
+    [batch([1, 2]), *EVERY_BATCH],
+], ids=["Instance", "Example", "ExampleBatch"])  # fmt: skip
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_fields_that_nobody_knows_change_nothing(good, seed):
+    message, rng = type(good[0]), np.random.default_rng(seed)
+    records = [noisy(rng, each.SerializeToString(), message.DESCRIPTOR) for each in good]
+    for made, each in zip(records, good, strict=True):
+        read = message.FromString(made)
+        read.DiscardUnknownFields()
+        assert read == each
+    expected, refused = both(message, good, SCHEMA)
+    assert refused == 0
+    assert both(message, records, SCHEMA)[0].equals(expected)
 
 
 # ---------------------------------------------------------------------------------------------------------

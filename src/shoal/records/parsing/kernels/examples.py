@@ -96,8 +96,10 @@ def _example_values(buf: Any, lo: int, hi: int, taken: int) -> Any:
     if _EXAMPLE_TYPES[field] & 8:
         count = nested_count(buf, begin, end, 1, kind)
         code = 1 | NESTED | (kind << TYPE_SHIFT)
-    elif field >= 12 and field != 16:
+    elif field == 15:
         code, begin, end, count = field | (kind << TYPE_SHIFT), lo, hi, 1
+    elif 12 <= field < 15:  # one number: packed values of which there is one
+        code, count = kind << TYPE_SHIFT, 1
     else:
         code, begin, end, count = list_values(buf, begin, end, kind)
     if count < 0:

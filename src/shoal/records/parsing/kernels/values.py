@@ -63,13 +63,15 @@ def _all_parts(buf: Any, code: int, lo: int, hi: int, ints: Any, floats: Any, pl
     """The same for values that a field of a message holds."""
     kind = (code >> TYPE_SHIFT) & 7
     wanted = code & 0xFF
+    nested = code & NESTED != 0
     v1 = code & V1 != 0
     at = lo
     while at < hi:
         number, wire, begin, at = next_field(buf, at, hi)
-        if number != wanted or (wire != 2 and wire != WIRES[kind]):
+        # As when they were counted: anything else of that number is a field that nobody knows.
+        if number != wanted or (wire != 2 and (nested or wire != WIRES[kind])):
             continue
-        if code & NESTED == 0:
+        if not nested:
             place = _one_part(buf, begin, at, kind, v1, ints, floats, place, end)
             continue
         inner = begin
