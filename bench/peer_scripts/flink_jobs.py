@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from pyflink.datastream.connectors.number_seq import NumberSequenceSource
 from pyflink.table import Schema, StreamTableEnvironment
 
 JARS = Path(sys.prefix) / "jars"
+#: For checkpoints; it is removed when this program ends.
+FOLDER = tempfile.TemporaryDirectory(prefix="flink-checkpoints-")
 KEYS = 1000
 LIMIT = 1000.0
 FEE = 0.03
@@ -55,8 +58,13 @@ def environment(parallelism: int, *, checkpoints: bool) -> tuple[StreamExecution
     settings.set_string("pipeline.object-reuse", "true")
     settings.set_string("parallelism.default", str(parallelism))
     settings.set_string("pipeline.jars", ";".join(path.as_uri() for path in JARS.glob("*.jar")))
+    # A job that fails ends the measurement. By default it starts again, for ever.
+    settings.set_string("restart-strategy.type", "none")
     if checkpoints:
         settings.set_string("execution.checkpointing.interval", "1s")
+        # In files: the default keeps them in memory, and refuses state beyond 5 MB.
+        settings.set_string("execution.checkpointing.storage", "filesystem")
+        settings.set_string("execution.checkpointing.dir", Path(FOLDER.name).as_uri())
     stream = StreamExecutionEnvironment.get_execution_environment(settings)
     return stream, StreamTableEnvironment.create(stream)
 
