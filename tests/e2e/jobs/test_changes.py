@@ -60,12 +60,16 @@ async def test_it_is_rescaled_under_load(world):
     assert any(copies_read(world))
 
 
-async def test_it_is_upgraded_and_what_does_not_fit_is_refused_first(world):
+async def test_it_is_upgraded_what_does_not_fit_is_refused_first_and_a_savepoint_of_before_is_kept(world):
     world.feed(400)
     await world.submit()
     await world.wait_state("Running")
     await world.wait_output()
     async with world.under_load():
+        await world.ask(Jobs.SAVEPOINT)
+        async with asyncio.timeout(60):
+            while "savepoint" not in (await world.get()).message:
+                await asyncio.sleep(0.1)
         other = await asyncio.to_thread(world.pack, uid="other")
         with pytest.raises(InvalidError, match="sums"):
             await world.ask(Jobs.UPGRADE, spec=encode(other.spec))
@@ -77,20 +81,6 @@ async def test_it_is_upgraded_and_what_does_not_fit_is_refused_first(world):
         await world.ask(Jobs.UPGRADE, spec=encode(package.spec))
         await world.wait_recovered(before)
         await world.wait_state("Running")
-        await world.wait_output(await world.wait_output())
-    await world.check()
-
-
-async def test_a_savepoint_is_kept(world):
-    world.feed(400)
-    await world.submit()
-    await world.wait_state("Running")
-    await world.wait_output()
-    async with world.under_load():
-        await world.ask(Jobs.SAVEPOINT)
-        async with asyncio.timeout(60):
-            while "savepoint" not in (await world.get()).message:
-                await asyncio.sleep(0.1)
         count = await world.wait_output(await world.wait_output())
         await world.wait_output(count + 100)
     kept = [path for path in (world.folder / "checkpoints" / world.job_id).iterdir() if (path / "savepoint").exists()]

@@ -1,4 +1,4 @@
-"""The life of a dataflow job on three agents: deployed, stopped with a savepoint, resumed, canceled, exact."""
+"""The life of dataflow jobs on three agents: deployed, stopped with a savepoint, resumed, canceled, ended, failed."""
 
 import asyncio
 import os
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from shoal.wire.methods import Jobs
+from tests.e2e.jobs.world import World
 
 pytestmark = pytest.mark.e2e
 
@@ -25,7 +26,7 @@ async def show_graph(world) -> str:
     return str(shown.stdout)
 
 
-async def test_it_runs_stops_with_a_savepoint_and_goes_on(world):
+async def test_it_runs_stops_with_a_savepoint_goes_on_and_is_canceled_and_others_end_and_fail(world):
     world.feed(400)
     await world.submit()
     await world.wait_state("Running")
@@ -43,3 +44,19 @@ async def test_it_runs_stops_with_a_savepoint_and_goes_on(world):
     await world.check()
     await world.ask(Jobs.CANCEL)
     await world.wait_state("Canceled")
+    await ends_with_its_input(World(world.fleet, world.client, world.folder))
+    await says_which_step_failed(World(world.fleet, world.client, world.folder))
+
+
+async def ends_with_its_input(world):
+    world.feed(400)
+    await world.submit(bounded=True)
+    await world.wait_state("Finished")
+    assert await asyncio.to_thread(world.found) == world.expected()
+
+
+async def says_which_step_failed(world):
+    world.feed(400)
+    await world.submit(does="boom")
+    failed = await world.wait_state("Failed")
+    assert "boom" in failed.message

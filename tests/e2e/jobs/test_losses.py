@@ -38,25 +38,16 @@ async def running(world):
         yield world
 
 
-async def test_a_task_host_is_killed(running):
+async def test_a_task_host_then_the_coordinator_then_an_agent_alone_are_killed(running):
     epoch = await running.epoch()
     await running.kill("host-1")
     report = await running.wait_recovered(epoch)
     assert report.recoveries >= 1
     await running.wait_state("Running")
-    await running.finish()
-
-
-async def test_the_coordinator_is_killed(running):
-    epoch = await running.epoch()
     await running.kill("coordinator")
-    await running.wait_recovered(epoch)
+    epoch = (await running.wait_recovered(report.epoch)).epoch
     await running.wait_state("Running")
-    await running.finish()
-
-
-async def test_an_agent_is_killed_alone_and_its_task_host_goes_on(running):
-    epoch = await running.epoch()
+    # The task host of the agent goes on.
     before = await running.workload("host-0")
     await running.fleet.kill_agent(before.assigned_node_id)
     await running.wait_output(await running.wait_output())
