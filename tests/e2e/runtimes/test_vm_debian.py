@@ -85,7 +85,10 @@ def debian(key: str) -> VmSpec:
         initrd=guests.initrd,
         kernel_args=DEBIAN_ARGS,
         disks=(VmDisk(size_gb=2), VmDisk(size_gb=1, mount_point="/data", pool_name="fast")),
-        managed_volumes=(ManagedVolume(name="kept", size_gb=1, mount_path="/kept"),),
+        managed_volumes=(
+            ManagedVolume(name="kept", size_gb=1, mount_path="/kept"),
+            ManagedVolume(name="papers", mount_path="/papers", read_only=True),
+        ),
         networks=(
             VmNetwork(static_ip="10.0.2.77/24", ports=(PortMapping(container_port=22, name="ssh"),)),
             VmNetwork(dhcp=True, mac="52:54:00:00:00:02"),
@@ -98,18 +101,29 @@ def debian(key: str) -> VmSpec:
     )
 
 
+def make_volume(directory: Path, word: str) -> None:
+    """What an earlier revision has left in a volume: a file in a file system."""
+    content, raw = directory / "content", directory / "raw"
+    content.mkdir()
+    (content / "word").write_text(word)
+    subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", content, raw, "16M"], check=True)
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", raw, directory / "disk.qcow2"], check=True)
+
+
 async def test_a_debian_guest_is_what_its_spec_says(tmp_path: Path) -> None:
     if shutil.which("ssh") is None:
         do_without("not installed: openssh-client")
     spec = debian(make_key(tmp_path))
     port = free_port()
-    volume = tmp_path / "volume"
-    volume.mkdir()
+    volumes = {name: str(tmp_path / name) for name in ("kept", "papers")}
+    for path in volumes.values():
+        Path(path).mkdir()
+    make_volume(Path(volumes["papers"]), "written before\n")
     pool = tmp_path / "pool"
     runtime = VmRuntime(tmp_path / "agent", clock=SystemClock(), node_id=NodeId("n1"), pools={"fast": pool})
     await runtime.open()
     try:
-        await runtime.start(request(spec, ports={"ssh": port}, volumes={"kept": str(volume)}))
+        await runtime.start(request(spec, ports={"ssh": port}, volumes=volumes))
         await wait_booted(runtime)
         await check_inside(tmp_path, port)
         assert [path.name for path in pool.rglob("*.qcow2")] == ["disk1.qcow2"]
@@ -132,16 +146,20 @@ async def wait_booted(runtime: VmRuntime) -> None:
 
 
 async def check_inside(folder: Path, port: int) -> None:
-    """User-data, vendor-data, meta-data, the static address, the second interface, the mounted disks."""
+    """Processors, memory, user-data, vendor-data, meta-data, the static address, the second interface, the disks."""
     command = (
-        "cat /run/configured; cat /etc/vendor-word; echo; "
+        "cat /run/configured; cat /etc/vendor-word; echo; nproc; sed -n 's/MemTotal: *//p' /proc/meminfo; "
+        "cat /papers/word; touch /papers/word 2>&1 | grep -o 'Read-only file system'; "
         "ip -4 -o addr show eth0; ip -4 -o addr show eth1; cat /sys/class/net/eth1/address; "
         "findmnt -n -o TARGET,FSTYPE /data; findmnt -n -o TARGET,FSTYPE /kept; findmnt -n -o TARGET,FSTYPE /scratch; "
         "cat /sys/block/vda/size; cat /run/cloud-init/instance-data.json"
     )
     printed = await run_in_guest(folder, port, command)
-    first, vendor, *lines = printed.splitlines()
-    assert (first, vendor) == ("configured by harbor", "from the vendor")
+    first, vendor, processors, memory, *papers = printed.splitlines()[:6]
+    assert (first, vendor, processors) == ("configured by harbor", "from the vendor", "2")
+    assert 600 << 10 < int(memory.removesuffix(" kB")) < 768 << 10
+    assert papers == ["written before", "Read-only file system"]
+    lines = printed.splitlines()[6:]
     assert "10.0.2.77/24" in lines[0]
     assert "10.0.3.15/24" in lines[1]
     assert lines[2] == "52:54:00:00:00:02"
@@ -176,3 +194,38 @@ async def check_power_down(runtime: VmRuntime) -> None:
     assert ended.exit is not None
     assert (ended.exit.code, ended.exit.signal, ended.ended_by) == (0, 0, "stop")
     assert "reboot: Power down" in ended.last_output
+
+
+NETWORK_CONFIG = """\
+version: 1
+config:
+- {type: physical, name: wire0, mac_address: "52:54:00:00:00:07", subnets: [{type: static, address: 10.0.2.99/24}]}
+"""
+
+
+@pytest.mark.long
+async def test_a_network_config_of_the_user_replaces_ours(tmp_path: Path) -> None:
+    """Nothing is forwarded to the address that it sets, so the guest agent is asked."""
+    guests = find_guests()
+    spec = VmSpec(
+        vcpus=2,
+        memory_mb=768,
+        os_image=str(guests.debian_image),
+        kernel=guests.kernel,
+        initrd=guests.initrd,
+        kernel_args=DEBIAN_ARGS,
+        networks=(VmNetwork(mac="52:54:00:00:00:07", dhcp=True),),
+        cloud_init=CloudInit(user_data="#cloud-config\n", network_config=NETWORK_CONFIG),
+        boot=VmBoot(console="Cloud-init .* finished", guest_agent=True),
+    )
+    runtime = VmRuntime(tmp_path / "agent", clock=SystemClock(), node_id=NodeId("n1"))
+    await runtime.open()
+    try:
+        await runtime.start(request(spec))
+        await wait_booted(runtime)
+        printed, _, end = await run_command(runtime, "ip", "-4", "-o", "addr", "show", "scope", "global")
+        assert end == ExecEnd()
+        assert [line.split()[1:4] for line in printed.decode().splitlines()] == [["wire0", "inet", "10.0.2.99/24"]]
+    finally:
+        await runtime.close()
+        kill_machine(tmp_path / "agent")
