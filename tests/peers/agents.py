@@ -78,11 +78,16 @@ async def wait_state(scheduler: ForeignScheduler, state: int, revision: str = "r
 
 async def delete(scheduler: ForeignScheduler) -> None:
     """Delete the workload, and wait for the one reliable sign of it."""
+
+    async def actions() -> dict[str, str]:
+        listed = await scheduler.call("ListActions", workload_id="web", action_type="delete_workload")
+        return {each.task_id: each.status for each in listed.actions}
+
+    before = await actions()
     assert (await scheduler.call("DeleteWorkload", id="web")).success
 
     async def deleted() -> bool:
-        listed = await scheduler.call("ListActions", workload_id="web", action_type="delete_workload")
-        return [each.status for each in listed.actions] == ["completed"]
+        return [status for task, status in (await actions()).items() if task not in before] == ["completed"]
 
     await until(deleted, "the action completed")
     await expect_not_found(scheduler)

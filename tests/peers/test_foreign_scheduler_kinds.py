@@ -12,6 +12,7 @@ import socket
 import subprocess
 
 import pytest
+import pytest_asyncio
 
 from shoal.core.clock import SystemClock
 from shoal.runtimes.container.engine.finding import PodmanService
@@ -24,7 +25,7 @@ from tests.peers.foreign import until
 from tests.services.engine import IMAGE, private_engine
 from tests.services.guests import boot_disk, find_guests
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 #: Serves a greeting, and ends when it is asked to, which a first process does not do by itself.
 ANSWERS = "trap 'exit 0' TERM; echo $GREETING > /tmp/index.html; httpd -p 8080 -h /tmp; while :; do sleep 0.1; done"
@@ -38,14 +39,16 @@ def engine():
         yield made
 
 
-@pytest.fixture
-async def scheduler(tmp_path, engine):
-    """A foreign scheduler of an agent that has every published runtime."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scheduler(tmp_path_factory, engine):
+    """A foreign scheduler of an agent that has every published runtime, for all tests of this module."""
     service = PodmanService(engine.folder / "peers", clock=SystemClock(), arguments=engine.arguments)
     await (await service.open()).close()
     try:
         env = {"DOCKER_HOST": f"unix://{engine.folder}/peers/podman.sock"}
-        async with scheduled_agent(tmp_path, "--runtimes", "container,compose,vm", env=env) as made:
+        async with scheduled_agent(
+            tmp_path_factory.mktemp("peers"), "--runtimes", "container,compose,vm", env=env
+        ) as made:
             yield made
     finally:
         await service.close()

@@ -11,7 +11,7 @@ import pytest
 from bench.runtimes import FIGURES, Scale, measure_all
 from tests.services.absence import do_without
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SMALL = Scale(starts=2, idle=2, settle=0.1, watch=0.5)
 

@@ -81,7 +81,7 @@ def vm(name, script, *, revision="", **fields):
 
 
 async def test_a_guest_that_never_boots_has_failed_as_such_with_its_console(control):
-    boot = {"console": "never printed", "deadline": "10s"}
+    boot = {"console": "never printed", "deadline": "6s"}
     # The kernel speaks from its first moment on.
     await control.apply(vm("stuck", "exec sleep 1000", boot=boot, kernel_args="console=ttyS0"))
     view = await until_status(control, "stuck", "Failed")

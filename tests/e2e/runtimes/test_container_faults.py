@@ -308,6 +308,7 @@ async def test_an_engine_that_is_away_is_told_and_found_again(
     assert (await runtime.stop(RunId("web-1"))).ended_by == "stop"
 
 
+@pytest.mark.long
 async def test_an_agent_keeps_to_the_engine_that_has_its_runs(
     engine: Engine, owner: Owner, tmp_path: Path, service: PodmanService
 ) -> None:
