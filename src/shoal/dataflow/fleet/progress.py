@@ -59,7 +59,8 @@ class Progress:
         return dataclasses.replace(
             self,
             spec=spec.decode(),
-            deployment=self.deployment + 1,
+            # A submit begins without progress: deployments of the job's earlier life have numbers below its request's.
+            deployment=self.deployment + 1 if self.deployment else request,
             deployed_for=request,
             request=request,
             moves={},

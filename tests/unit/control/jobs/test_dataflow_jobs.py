@@ -134,6 +134,24 @@ async def test_a_process_that_was_replaced_is_not_heard(kit):
     await wait_state(kit, "Running")
 
 
+async def test_a_job_that_is_submitted_again_does_not_hear_the_processes_of_its_earlier_life(kit):
+    """They may be there for a while: the job has failed before they have ended."""
+    await submit(kit)
+    await wait_state(kit, "Deploying")
+    failed = CoordinatorReport(Phase.FAILED, message="boom")
+    old = workload(kit, "j-coordinator")
+    words = {"node_id": old.node_id, "revision_id": old.revision_id, "report": encode(failed)}
+    await say(kit, "j-coordinator", failed)
+    await wait_state(kit, "Failed")
+    await submit(kit)
+    await kit.wait(lambda: workload(kit, "j-coordinator").generation > old.generation, what="the new one is there")
+    with pytest.raises(PreconditionError, match="was replaced"):
+        await say(kit, "j-coordinator", **words)
+    await wait_state(kit, "Deploying")
+    await say(kit, "j-coordinator", CoordinatorReport(Phase.RUNNING))
+    await wait_state(kit, "Running")
+
+
 async def test_bad_reports_are_refused(kit):
     await submit(kit)
     await submit(kit, "other")
