@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,9 @@ async def test_it_runs_stops_with_a_savepoint_goes_on_and_is_canceled_and_others
     assert "/s" in shown
     await world.ask(Jobs.SAVEPOINT, stop=True)
     stopped = await world.wait_state("Stopped")
-    assert "/checkpoints/" in stopped.message
+    saved = Path(stopped.message)
+    assert {"manifest.json", "savepoint"} <= {each.name for each in saved.iterdir()}, "it stays until it is deleted"
+    assert saved.parent.parent == world.folder / "checkpoints"
     world.feed(400)
     await world.ask(Jobs.RESUME)
     await world.wait_state("Running")

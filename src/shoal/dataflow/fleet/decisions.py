@@ -182,7 +182,7 @@ class _Look:
         transition, state = change
         if not self._facts.workloads:  # nothing runs yet, so there is nothing to save
             return _next(job, transition, state, progress.deployed(job.spec, job.request.number, self._now), "")
-        return _next(job, transition, state, taken, "it makes a savepoint")
+        return _next(job, transition, state, taken, "it makes a last checkpoint")
 
     def _save(self) -> Next | None:
         """Take in the request for a savepoint, when the coordinator has carried it out or says that it cannot."""
@@ -195,20 +195,19 @@ class _Look:
         return self._told(dataclasses.replace(taken, savepoint=report.savepoint), f"savepoint {report.savepoint}")
 
     def _change_layout(self) -> Next:
-        """Deploy the new layout when everything of the old one is in a savepoint."""
+        """Deploy the new layout when everything of the old one is in a checkpoint."""
         job, progress, report = self._job, self._progress, self._report
         if report is not None and report.phase is Phase.FAILED:
             return _next(job, Transition.FAIL, JobState.FAILED, progress.ended(progress.request), report.message)
         if report is None or not _has_stopped(report, progress.request):
             return self._keep_parts() or Next(look_in=LOOK_SECONDS)
-        saved = dataclasses.replace(progress, savepoint=report.savepoint)
         if self._facts.waits:  # the new layout finds no room: the old one goes on, wherever there is room for it
-            back = saved.deployed(progress.spec.encode(), progress.request, self._now, anywhere=True)
+            back = progress.deployed(progress.spec.encode(), progress.request, self._now, anywhere=True)
             words = f"it stays as it was: {self._facts.waits}"
             return _next(job, Transition.RECOVER, JobState.RECOVERING, back, words, instead=True)
         width = specs.decode(job.spec).parallelism
         words = f"from checkpoint {report.checkpoint} to {width} task host{'s' if width > 1 else ''}"
-        deployed = saved.deployed(job.spec, progress.request, self._now)
+        deployed = progress.deployed(job.spec, progress.request, self._now)
         return _next(job, _HOLDING[job.state], job.state, deployed, words)
 
     # -- parts ----------------------------------------------------------------------------------------------------

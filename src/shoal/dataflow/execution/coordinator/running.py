@@ -23,6 +23,7 @@ from shoal.dataflow.checkpoint.protocol import Members, Rules
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.checkpoint.savepoints import check_name
 from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.abilities import SupportsCollect
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.topics.brokers import find_kafka_interface
@@ -120,6 +121,8 @@ class RunningFlow:
         self._began = clock.monotonic()
         self._ended: float | None = None
         self._job: StartedJob | None = None
+        #: Of the last job that was started; it stays when that has ended.
+        self._storage: CheckpointStorage | None = None
         nodes = [step.node for stage in self.plan.stages for step in stage.steps]
         self._kafka = find_kafka_interface(nodes)
 
@@ -151,6 +154,7 @@ class RunningFlow:
                 stateful=stateful_uids(self.plan),
                 clock=self._clock,
             )
+            self._storage = self._job.storage
         job = self._job
         found = None if job is None else job.checkpoint
         assigned = self._assign_splits()
@@ -304,6 +308,11 @@ class RunningFlow:
                 return job.storage.keep(newest, name)
             self._done.wait(_SAVE_LOOK)
         raise DeadlineError(f"job {self.name!r} had no complete checkpoint within {timeout:g} s")
+
+    def keep_last(self) -> str:
+        """Keep the newest complete checkpoint: a savepoint. Returns where it is; empty when there is none."""
+        newest = 0 if self._storage is None else self._storage.newest()
+        return self._storage.keep(newest) if self._storage is not None and newest else ""
 
     def stop(self, *, finish: bool = False, timeout: float | None = None) -> RunReport:
         """Stop reading, let what is under way come through, make the last checkpoint, and wait for all of that.

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from shoal.core import faults, files
+from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.errors import CorruptError, InvalidError, PreconditionError, ShoalError
 from shoal.dataflow.checkpoint.claim import JobRunsError
@@ -64,6 +64,8 @@ class Life:
         #: The last request that is carried out, or was begun.
         self._done = self._begun = deployed_for
         self._stops_for = 0
+        #: Whether it stops with a savepoint. For another layout the last checkpoint is enough.
+        self._keeps_last = False
         self._savepoint = self._refusal = ""
         self._checkpoint = 0
         kept = read_key(Path.cwd())
@@ -82,7 +84,7 @@ class Life:
                 self._flow = flow
             self._changed.set()
             flow.wait()
-            self._finish()
+            self._finish(flow)
         except BaseException as error:
             log.exception("job %s failed", self._spec.name)
             with self._lock:
@@ -104,18 +106,14 @@ class Life:
                 self._message = ""
                 return
 
-    def _finish(self) -> None:
+    def _finish(self, flow: RunningFlow) -> None:
+        stops_for = self._stops_for
+        saved = flow.keep_last() if stops_for and self._keeps_last else ""
         with self._lock:
-            if self._stops_for:
-                self._end, self._done = Phase.STOPPED, self._stops_for
-                self._savepoint = self._newest()
+            if stops_for:
+                self._end, self._done, self._savepoint = Phase.STOPPED, stops_for, saved
             else:
                 self._end = Phase.FINISHED
-
-    def _newest(self) -> str:
-        settings, flow = self._spec.checkpoint_settings, self._flow
-        number = 0 if flow is None else flow.metrics().checkpoints.last_number
-        return "" if settings is None else files.join(settings.directory, self._spec.name, str(number))
 
     # -- the control plane ----------------------------------------------------------------------------------------
 
@@ -186,11 +184,12 @@ class Life:
         flow = self._flow
         if answer.request <= self._begun or flow is None or self._end is not None:
             return
-        stops = answer.action in _STOPPING or (answer.action == JobAction.SAVEPOINT and answer.stop)
-        if stops:
+        is_savepoint = answer.action == JobAction.SAVEPOINT
+        if answer.action in _STOPPING or (is_savepoint and answer.stop):
+            self._keeps_last = is_savepoint
             self._begun = self._stops_for = answer.request
             threading.Thread(target=self._stop, args=(flow,), name="stop", daemon=True).start()
-        elif answer.action == JobAction.SAVEPOINT and answer.request > answer.taken:
+        elif is_savepoint and answer.request > answer.taken:
             self._begun = answer.request
             threading.Thread(target=self._save, args=(flow, answer.request), name="savepoint", daemon=True).start()
         else:

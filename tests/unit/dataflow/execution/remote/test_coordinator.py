@@ -35,6 +35,18 @@ class Flow:
             raise self.error
         return "/c/a.b/7"
 
+    def begin(self):
+        """It has begun."""
+
+    def wait(self):
+        """It has ended."""
+
+    def stop(self):
+        """It stops at once."""
+
+    def keep_last(self):
+        return "/c/a.b/8"
+
 
 def life(flow, *, deployed_for=1):
     around = SimpleNamespace(generation=4, address="127.0.0.1", node_id="n0", metrics="")
@@ -81,6 +93,18 @@ def test_a_savepoint_that_fails_is_answered_and_the_next_one_may_be_good(error):
     flow.error = None
     report = ask(made, request=3, taken=2)
     assert (report.savepoint, report.refusal) == ("/c/a.b/7", "")
+
+
+@pytest.mark.parametrize(
+    ("action", "stop", "kept"), [("savepoint", True, "/c/a.b/8"), ("rescale", False, ""), ("upgrade", False, "")]
+)
+def test_the_last_checkpoint_is_kept_where_a_savepoint_was_asked_for(action, stop, kept):
+    flow = Flow()
+    made = life(flow)
+    made._obey(Answer("Running", action, 2, stop, 1, {}))
+    made.run(flow)
+    report = made.report()
+    assert (report.phase, report.request, report.savepoint) == (Phase.STOPPED, 2, kept)
 
 
 def test_the_message_of_a_job_that_failed_has_the_rows_and_the_offsets():
