@@ -25,10 +25,17 @@ _NOT_RUNNING = ENDED | {JobState.SUBMITTED, JobState.PENDING, JobState.DEPLOYING
 
 
 class RemoteFlow:
-    """A job on a fleet."""
+    """A job on a fleet.
 
-    def __init__(self, job_id: str, connect: Callable[[], ControlPlane]) -> None:
+    Args:
+        job_id: its name.
+        connect: makes a client of the control plane.
+        request: the number of the request that started it. What an earlier life of the job ended with does not count.
+    """
+
+    def __init__(self, job_id: str, connect: Callable[[], ControlPlane], *, request: int) -> None:
         self.job_id = job_id
+        self._request = request
         self._connect = connect
         #: Whether the job was seen to have ended.
         self.is_done = False
@@ -36,8 +43,10 @@ class RemoteFlow:
         self.failed: BaseException | None = None
 
     def wait(self) -> JobView:
-        """Block until the job has ended. Raises `PreconditionError` if it has failed or was canceled."""
-        return self._told(self._with(lambda control: control.wait_for_job(self.job_id, _has_ended)))
+        """Block until the job has ended. Raises `PreconditionError` if it has failed."""
+        return self._told(
+            self._with(lambda control: control.wait_for_job(self.job_id, _has_ended, since_request=self._request))
+        )
 
     def stop(self, timeout: float | None = None) -> JobView:
         """Stop the job with a savepoint, and block until it is stopped. A job without checkpoints is canceled."""
@@ -49,7 +58,7 @@ class RemoteFlow:
         self.is_done = True
 
     async def _stop(self, control: ControlPlane, timeout: float | None) -> JobView:
-        view = await control.get_job(self.job_id)
+        view = await control.wait_for_job(self.job_id, _is_its_own, timeout=timeout, since_request=self._request)
         if view.state not in _NOT_RUNNING:
             try:
                 asked = await control.savepoint_job(self.job_id, stop=True)
@@ -91,7 +100,8 @@ def submit(job: CollectedJob, addresses: str) -> RemoteFlow:
         async with connect() as control:
             return await submit_job(control, job)
 
-    return RemoteFlow(asyncio.run(run()).job_id, connect)
+    view = asyncio.run(run())
+    return RemoteFlow(view.job_id, connect, request=view.request.number)
 
 
 def upgrade(
@@ -120,7 +130,7 @@ def upgrade(
         raise PreconditionError(
             f"there is no room for the new program of job {job_id!r}; it goes on with the old one", hint=hint
         )
-    flow = RemoteFlow(job_id, connect)
+    flow = RemoteFlow(job_id, connect, request=view.request.number)
     if view.state in ENDED:
         flow._told(view)  # noqa: SLF001  its own kind
     return flow
@@ -136,8 +146,13 @@ def _connector(addresses: str) -> Callable[[], ControlPlane]:
 
 
 def _has_ended(view: JobView) -> bool:
-    return view.state in ENDED
+    """Whether it has ended since it was last asked for something; what it ended with before is no answer."""
+    return view.state in ENDED and view.taken >= view.request.number
+
+
+def _is_its_own(view: JobView) -> bool:
+    return view.state not in ENDED or _has_ended(view)
 
 
 def _is_over(view: JobView) -> bool:
-    return view.state in (JobState.CANCELED, JobState.FINISHED, JobState.FAILED)
+    return _has_ended(view) and view.state is not JobState.STOPPED
