@@ -105,6 +105,7 @@ class PlannedWorkload:
 
     workload_id: WorkloadId
     spec: WorkloadSpec
+    #: Another spec has another revision: of a revision that is stored, the stored spec counts.
     revision: str
     #: Its group; workloads of one group are placed all or none.
     group_id: GroupId | None = None

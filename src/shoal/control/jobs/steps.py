@@ -146,6 +146,16 @@ class TransitionSteps:
                 hint="delete it, or give the job another id",
                 workload_id=wanted.workload_id,
             )
+        if stored is not None and stored.desired is not DesiredState.DELETED and stored.revision_id == wanted.revision:
+            # A later program may write the same revision in another way. It stays what it was when it was stored.
+            return WorkloadRequest(
+                wanted.workload_id,
+                stored.spec,
+                stored.spec_bytes,
+                stored.spec_sha256,
+                stored.revision_id,
+                DesiredState.RUNNING,
+            )
         return WorkloadRequest(
             wanted.workload_id,
             convert.decode_spec_bytes(wanted.spec),

@@ -1,5 +1,6 @@
 """Jobs in a whole control plane with hollow agents, in virtual time: requests, transitions, faults, another leader."""
 
+import dataclasses
 import json
 import time
 from datetime import timedelta
@@ -9,7 +10,7 @@ import pytest
 from shoal.control.store.base import EventQuery
 from shoal.core import faults
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnsupportedError
-from shoal.jobs.engine import Engines
+from shoal.jobs.engine import Engines, Plan
 from shoal.services import ServiceEngine
 from shoal.testing.control import ControlKit
 from shoal.wire.methods import AgentControl, Jobs
@@ -330,6 +331,34 @@ async def test_a_later_program_goes_on_with_jobs_of_an_older_format(kit):
         job = await wait_state(kit, "Running", job_id)
         assert job.format == 2
         assert json.loads(job.spec)["workload"]["process"]["command"] == ["migrated"]
+
+
+class _OtherWords(ServiceEngine):
+    """The engine of a later program, which writes the workloads of the same revision in another way."""
+
+    def plan(self, job, fleet):
+        planned = super().plan(job, fleet).workloads
+        return Plan(
+            tuple(
+                dataclasses.replace(each, spec=dataclasses.replace(each.spec, labels={**each.spec.labels, "new": "x"}))
+                for each in planned
+            )
+        )
+
+
+async def test_a_later_program_leaves_workloads_of_a_stored_revision_as_they_are(kit):
+    await submit(kit)
+    await wait_state(kit, "Running")
+    await kit.stop_control()
+    kit.engines = Engines({"service": _OtherWords()})
+    await kit.start_control()
+    await kit.channel.call(Jobs.RESCALE, pb.RescaleJobRequest(job_id="web", width=4))
+    fleet = kit.plane.leadership.fleet
+    await kit.wait(lambda: fleet.jobs["web"].taken == 2, what="the request is taken in")
+    await wait_state(kit, "Running")
+    marked = {str(each.workload_id): "new" in each.spec.labels for each in fleet.workloads.values()}
+    assert marked == {"web-0": False, "web-1": False, "web-2": False, "web-3": True}
+    assert {each.generation for each in fleet.workloads.values()} == {1}, "nothing was begun again"
 
 
 async def test_a_job_of_a_newer_format_waits_and_says_so(kit, caplog):
