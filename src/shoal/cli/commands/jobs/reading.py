@@ -53,7 +53,7 @@ async def list_jobs(
         row=showing.row,
         name=lambda job: job.job_id,
         state=lambda job: (job.state, job.message, job.workloads),
-        empty="no job yet; `shoal service apply -f` makes one",
+        empty="no job yet; `shoal job submit my_app:flow` or `shoal service apply -f` makes one",
         plain=lambda job: showing.plain(job, brief=True),
     )
     await show(control, listing, as_json=as_json, watch=watch)
