@@ -313,14 +313,16 @@ class DiscoverySuite(CoordinationKit):
         assert b'"stat": 30' in (await peer.store.get(f"/{peer.bzid}/service/m/entry:0/00000000000")).data
         watch.close()
 
-    async def test_each_entry_gets_the_next_number(self, updater, store):
+    async def test_each_entry_gets_the_next_number(self, updater, peer):
+        await peer.replica("m/entry:0/00000000000", "10.0.0.1")  # its number was given to it
+
         async def state_of(_model: str) -> ModelState:
             return ModelState.START
 
         first, second = (updater(owned_tasks([ServerType.ENTRY]), state_of) for _ in range(2))
         await first.start()
         await second.start()
-        assert (first.replica_id, second.replica_id) == (0, 1)
+        assert (first.replica_id, second.replica_id) == (1, 2)
         with pytest.raises(InvalidError, match="replica_id"):
             await updater(owned_tasks([ServerType.PS]), state_of).start()
 

@@ -131,8 +131,11 @@ class Tree:
         if holder.value.stat.owner:
             raise PreconditionError(f"node {parent!r} is ephemeral and cannot have children", path=parent)
         if sequential:
-            put[parent] = replace(holder, sequence=holder.sequence + 1)
-            path = f"{path}{holder.sequence:010d}"
+            number = holder.sequence
+            while f"{path}{number:010d}" in self.nodes:  # somebody chose that name
+                number += 1
+            put[parent] = replace(holder, sequence=number + 1)
+            path = f"{path}{number:010d}"
         if path in self.nodes:
             raise NodeExistsError(path)
         stat = NodeStat(version=0, owner=session_id if ephemeral else "", created=order, modified=order)

@@ -101,6 +101,13 @@ class NodesSuite(CoordinationKit):
         assert await store.create(f"{base}/n-", sequential=True) > third
         assert (await store.get(second)).stat.owner == other.session_id
 
+    async def test_a_sequential_node_gets_no_name_that_is_taken(self, store: CoordinationStore, base: str) -> None:
+        taken = [await store.create(f"{base}/n-000000000{number}") for number in (0, 1)]
+        made = await store.create(f"{base}/n-", sequential=True)
+        assert made == f"{base}/n-0000000002"
+        assert await store.create(f"{base}/n-", sequential=True) > made
+        assert len(await store.children(base)) == len(taken) + 2
+
     async def test_a_sequential_node_makes_its_path(self, store: CoordinationStore, base: str) -> None:
         made = await store.create(f"{base}/a/b/0", sequential=True, makepath=True)
         assert made == f"{base}/a/b/00000000000"
