@@ -78,7 +78,7 @@ class _Reading:
             self.problems.append(problem(where, path, "must be UTF-8 text"))
             return
         for number, line in enumerate(text.splitlines(), start=1):
-            content = line.partition("#")[0].strip(" \t\r=")
+            content = line.partition("#")[0].strip(" \t\r")
             if content and len(self.entries) < MAX_ENTRIES:
                 self._take(content, path, number, (*open_paths, real))
         if len(self.entries) >= MAX_ENTRIES:
