@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 SESSION_TIMEOUT = timedelta(seconds=10)
 CALL_TIMEOUT = timedelta(seconds=10)
 
+_MOMENT = 0.001
 _DELAYS = Backoff(first=0.05, cap=1.0)
 #: How many requests may wait to be sent. A call that finds no room fails.
 _REQUESTS = 10_000
@@ -227,12 +228,18 @@ class RemoteStore:
                     return
 
     async def _heartbeat(self, timeout: float) -> None:
-        """Say that we live, and raise when the other side does not."""
-        self._heard_at = asyncio.get_running_loop().time()
+        """Say that we live, and raise when the other side was silent for two thirds of the timeout.
+
+        The rest is left to go on with the session elsewhere.
+        """
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
         while True:
-            await asyncio.sleep(timeout / 3)
-            if asyncio.get_running_loop().time() - self._heard_at > timeout * 2 / 3:
+            left = self._heard_at + timeout * 2 / 3 - loop.time()
+            if left <= 0:
                 raise UnavailableError("the control plane does not answer")
+            # At least a moment: a clock that rounds may stop short of the limit, and never get there.
+            await asyncio.sleep(max(min(left, timeout / 3), _MOMENT))
             self._send(pb.CoordinationRequest(ping=True))
 
     def _become(self, state: SessionState) -> None:

@@ -1,6 +1,6 @@
 """One coordination tree, two control planes on one PostgreSQL: no death or sleep of a leader removes or tells anything.
 
-Sessions live for 20 s here and a leader's lease for 3 s, so a new leader is there in time.
+Sessions live for 12 s here and a leader's lease for 3 s, so a new leader is there in time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stage:
 
     def __init__(self, planes: Planes) -> None:
         addresses = list(planes.addresses.values())
-        timeouts = {"session_timeout": timedelta(seconds=20), "call_timeout": timedelta(seconds=30)}
+        timeouts = {"session_timeout": timedelta(seconds=12), "call_timeout": timedelta(seconds=30)}
         self.owner = RemoteStore(GrpcTransport(), addresses, **timeouts)
         self.watcher = RemoteStore(GrpcTransport(), addresses, **timeouts)
         self.registrar = Registrar(self.owner)

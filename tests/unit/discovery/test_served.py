@@ -196,6 +196,27 @@ async def test_a_silent_server_is_noticed(served: Served) -> None:
     await store.close()
 
 
+@pytest.mark.looptime
+async def test_a_silent_connection_is_given_up_while_the_session_lives(served: Served) -> None:
+    """As when a machine that serves the tree loses its power: no connection is reset."""
+    store = served.store(session_timeout=timedelta(seconds=9))
+    states: Seen[Any] = Seen(60)
+    store.on_state(states)
+    await store.open()
+    session = store.session_id
+    await store.create("/here", ephemeral=True)
+    for _ in range(3):
+        await asyncio.sleep(10)
+        served.network.partition(served.names[store], "control")
+        await states.is_now("suspended")
+        served.network.heal()
+        await states.is_now("connected")
+    assert store.session_id == session
+    assert "lost" not in states.values
+    assert await store.exists("/here") is not None
+    await store.close()
+
+
 @pytest.mark.parametrize(
     ("asked", "given"),
     [(-(2**63), SHORTEST), (0, SHORTEST), (1500, timedelta(seconds=1.5)), (2**63 - 1, LONGEST)],
