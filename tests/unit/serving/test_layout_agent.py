@@ -174,10 +174,10 @@ async def test_no_model_is_unloaded_before_its_binding_is_withdrawn(stage, monke
         monkeypatch.setattr(agent, "_wait_registered", withdrawn.wait)
         await stage.catalog.unpublish("m:entry", "prod")
         await until(lambda: not agent.bound)
-        # The reload before ends, and a model server that was started again is told anew.
+        # The reload before ends, and the model server is told anew.
         told = len(models.models.applied)
         models.models.release("m:ps_0")
-        agent._on_process("unified")
+        agent._plan_changed.set()
         await until(lambda: len(models.models.applied) > told)
         assert model_names(models.models.applied[-1]) == ("m:entry", "m:ps_0")
         withdrawn.set()
@@ -336,6 +336,25 @@ async def test_latest_once_stays_after_a_restart_of_the_agent(stage):
         # The model server may still serve the version of before when it is bound.
         await until(lambda: versions_told(models, "m:ps_0") == [2])
         await until(lambda: agent.bound == {"m:ps_0"})
+
+
+async def test_a_model_server_that_starts_again_is_told_of_versions_that_are_there(stage, monkeypatch):
+    """Files of old versions are removed while a model server has them loaded."""
+    monkeypatch.setattr("shoal.serving.agents.layout.VERSION_SECONDS", 0.05)
+    await stage.declare("m", "entry", "ps_0")
+    await stage.catalog.publish("m:*", "prod")
+    exports = stage.folder / "exports/m"
+    async with stage.layout_agent() as (agent, models):
+        await until(lambda: agent.bound == {"m:entry", "m:ps_0"})
+        (exports / "ps_0/2").mkdir()
+        for name in ("ps_0", "entry"):
+            (exports / name / "1").rmdir()
+        machine = stage.machines["pod-1"]
+        machine.kill(machine.alive("unified")[0].run_id)
+        await until(lambda: versions_told(models, "m:ps_0") == [2] and agent.plan.waiting == ("m:entry",))
+        await until(lambda: agent.bound == {"m:ps_0"})
+        (exports / "entry/2").mkdir()
+        await until(lambda: agent.bound == {"m:entry", "m:ps_0"})
 
 
 async def test_metrics_show_only_what_is_served(stage):

@@ -25,7 +25,7 @@ from shoal.serving.processes.commands import (
 from shoal.serving.processes.graph import OnExit, ProcessNode, Restart, StopAll, after_exit, start_order
 from shoal.serving.processes.runner import ProcessRunner, child_environment, describe_exit
 from shoal.testing.model_server.__main__ import FLAGS
-from shoal.testing.runtimes import FakeMachine, FakeRuntime
+from shoal.testing.runtimes import FakeMachine, FakeRuntime, FakeScript
 from tests.unit.serving.conftest import until
 
 MIXED = ServingSettings(bzid="g", base_name="m", base_path="/d", deploy_type="mixed", dense_alone=True)
@@ -325,6 +325,85 @@ async def test_a_restart_waits_for_the_port(runners, caplog, monkeypatch):
     await until(lambda: runner.is_running("ps"))
     assert runner.restarts == {"ps": 1}
     runner.raise_if_failed()
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_a_process_that_will_be_started_again_is_not_started_twice(runners):
+    runner = runners.make()
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await until(lambda: not runner.is_running("ps"))
+    await runner.start(node("ps"), timeout=5)  # as after an adoption
+    await until(lambda: runner.is_running("ps"))
+    await asyncio.sleep(60)
+    assert runners.machine.most_at_once("ps") == 1
+    assert runners.machine.count("started", "ps") == 2
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_nothing_is_started_again_while_everything_ends(runners):
+    runners.machine.scripts["entry"] = FakeScript(stop_takes=30)
+    runner = runners.make()
+    await runner.open()
+    for name in ("ps", "entry"):
+        await runner.start(node(name), timeout=5)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await until(lambda: not runner.is_running("ps"))
+    await runner.stop_all()
+    assert runners.machine.alive("ps") == []
+    assert runners.machine.alive("entry") == []
+
+
+@pytest.mark.looptime
+async def test_a_start_that_was_cut_short_leaves_no_process(runners, monkeypatch):
+    """The runtime has begun, and nobody was told."""
+    hanging = asyncio.Event()
+    begin = FakeRuntime.start
+
+    async def start(self, request):
+        await begin(self, request)
+        hanging.set()
+        await asyncio.Event().wait()
+
+    runner = runners.make()
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+    monkeypatch.setattr(FakeRuntime, "start", start)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await hanging.wait()
+    await runner.stop_all()
+    assert runners.machine.alive("ps") == []
+
+
+@pytest.mark.looptime
+async def test_those_that_need_others_end_first_also_after_a_restart(runners):
+    runner = runners.make()
+    await runner.open()
+    for name in ("ps", "entry"):
+        await runner.start(node(name), timeout=5)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await until(lambda: runner.restarts == {"ps": 1} and runner.is_running("ps"))
+    await runner.stop_all()
+    ended = [each.workload_id for each in runners.machine.history if each.what == "ended"]
+    assert ended == ["ps", "entry", "ps"]
+
+
+@pytest.mark.looptime
+async def test_a_mistake_in_the_program_that_keeps_a_process_away_is_told(runners):
+    runner = runners.make()
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+
+    async def fail(_node):
+        raise ZeroDivisionError
+
+    runner.prepare = fail
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    with pytest.raises(ZeroDivisionError):
+        await runner.failed()
     await runner.stop_all()
 
 

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ModelState, ServerType
 from shoal.serving.agents.roles import RoleAgent
 from shoal.serving.config.deployment import Role
+from shoal.serving.models.chosen import ChosenVersions
 from shoal.serving.models.configs import model_names, parse_config
 from shoal.serving.processes.graph import OnExit
 from shoal.testing.model_server import FakeModelServer
@@ -59,6 +61,13 @@ class Roles:
     def load(self, name: str) -> None:
         path = self.stage.folder / self.pod / f"{name}_model_config.pbtxt"
         self.servers[name].models.apply(parse_config(path.read_text()))
+
+    def versions_in_file(self, name: str) -> dict[str, list[int]]:
+        """What the configuration file of a model server asks for."""
+        config = parse_config((self.parts.data_dir / f"{name}_model_config.pbtxt").read_text())
+        return {
+            each.name: list(each.model_version_policy.specific.versions) for each in config.model_config_list.config
+        }
 
     def started(self, name: str) -> bool:
         return bool(self.stage.machines[self.pod].alive(name))
@@ -362,3 +371,27 @@ async def test_latest_once_finds_a_version_that_comes_later(stage, monkeypatch):
         await until(lambda: models.names() == ("ps_0", "ps_1"))
         policies = [list(models.config_of(name).model_version_policy.specific.versions) for name in models.names()]
         assert policies == [[9], [3]]
+
+
+async def test_a_model_server_that_starts_again_is_told_of_versions_that_are_there(stage, monkeypatch):
+    """Files of old versions are removed while a model server has them loaded."""
+    base = stage.folder / "exports"
+    for name in ("ps_0", "ps_1"):
+        (base / name / "9").mkdir(parents=True)
+    async with roles(stage, deploy_type="ps", base_path=str(base), version_policy="latest_once") as made:
+        await made.agent.start()
+        assert made.versions_in_file("ps") == {"ps_0": [9], "ps_1": [9]}
+        for name in ("ps_0", "ps_1"):
+            (base / name / "10").mkdir()
+        (base / "ps_1" / "9").rmdir()
+        machine = stage.machines["pod-1"]
+        machine.kill(machine.alive("ps")[0].run_id)
+        await until(lambda: made.parts.runner.restarts == {"ps": 1})
+        await until(lambda: made.started("ps"))
+        assert made.versions_in_file("ps") == {"ps_0": [9], "ps_1": [10]}
+        # Without an answer of the file system it gets what the one before had.
+        monkeypatch.setattr(ChosenVersions, "choose", Mock(side_effect=UnavailableError("the file system is away")))
+        machine.kill(machine.alive("ps")[0].run_id)
+        await until(lambda: made.parts.runner.restarts == {"ps": 2})
+        await until(lambda: made.started("ps"))
+        assert made.versions_in_file("ps") == {"ps_0": [9], "ps_1": [10]}

@@ -92,6 +92,8 @@ class LayoutAgent:
         self._agent_server: Server | None = None
         self._counted: frozenset[str] = frozenset()
         self._adopted = False
+        #: How often the model server was started, and for which of its starts the configuration was made.
+        self._starts, self._made_for = 0, 0
         self._cpu = CpuMeter(parts.clock)
 
     @property
@@ -143,12 +145,13 @@ class LayoutAgent:
         self._scope.start(self._reload(), name="reload")
         self._scope.start(self._follow_states(), name="states")
 
-    async def _before_start(self, _name: str) -> None:
+    async def _before_start(self, node: ProcessNode) -> ProcessNode:
         """A model server begins without models.
 
         It listens only when every model of its file is loaded, and ends when one cannot be.
         """
         await self._write_config(server_config([]))
+        return node
 
     def _on_process(self, _name: str) -> None:
         """The model server started or ended: its models have to be looked at again."""
@@ -156,8 +159,9 @@ class LayoutAgent:
             self._bindings = Bindings()
             self._register()
             self._count({})
-        if not self._adopted:
-            self._plan_changed.set()
+        elif not self._adopted:
+            self._starts += 1
+            self._layout_changed.set()
         self._look.set()
 
     def _is_running(self) -> bool:
@@ -240,9 +244,14 @@ class LayoutAgent:
             await self._layout_changed.wait(VERSION_SECONDS if self._plan.waiting else None)
             if self._layout is None:
                 continue
+            starts = self._starts
+            is_new = starts != self._made_for
             # The first model makes its server ask for peers, and decide from that one answer how they are called.
             await self._services.wait_loaded()
             entries, problems = chosen_entries(self._layout, self._parts.deployment.filters)
+            if is_new:  # versions may be gone that the one before had loaded
+                self._chosen.look_again(str(entry.saved_model) for entry in entries)
+                self._filled = {}
             looked = await self._look_for_versions(entries)
             before = await self._served_before(entries) if self._adopted else frozenset()
             newest, empty = await asyncio.to_thread(self._choose_versions, entries, looked, before)
@@ -253,15 +262,16 @@ class LayoutAgent:
                     log.warning("an entry of layout %s is not served: %s", self._parts.deployment.layout_path, each)
                 for name in plan.waiting:
                     log.warning("model %s has no version yet; it is looked for every %g s", name, VERSION_SECONDS)
-            changed = self._adopted or plan.config != self._plan.config
-            self._plan, self._adopted = plan, False
+            changed = self._adopted or is_new or plan.config != self._plan.config
+            self._plan, self._adopted, self._made_for = plan, False, starts
             if changed:
                 served = ", ".join(plan.models) or "nothing"
                 log.info("layout %s: serving %s", self._parts.deployment.layout_path, served)
                 # Peers look elsewhere before a model is unloaded.
                 self._bindings = self._bindings.after(plan.models, {})
                 self._register()
-                await self._wait_registered()
+                if not is_new:  # a new one has nothing to unload
+                    await self._wait_registered()
                 self._config = plan.config
                 self._plan_changed.set()
                 self._look.set()
@@ -354,7 +364,7 @@ class LayoutAgent:
     async def _reload_once(self) -> None:
         pause = _RETRY[0]
         while True:
-            while not await self._parts.runner.listens(self._server.name):
+            while self._made_for != self._starts or not await self._parts.runner.listens(self._server.name):
                 await self._parts.clock.sleep(_RETRY[0])
             config = self._config
             try:

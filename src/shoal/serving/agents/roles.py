@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator
 
@@ -67,6 +68,8 @@ class RoleAgent:
         }
         self._configs: dict[str, pb.ModelServerConfig] = {}
         self._chosen = ChosenVersions.load(parts.data_dir)
+        #: Held while versions are chosen.
+        self._choosing = asyncio.Lock()
         self._scope = TaskScope("serving.roles")
         self._updaters: list[ReplicaUpdater] = []
         #: The models and replicas whose version metrics show, by model server.
@@ -91,6 +94,7 @@ class RoleAgent:
         """Register, serve `AgentService`, and start every process in order. Raises `ShoalError`."""
         parts = self._parts
         parts.runner.changed = self._on_process
+        parts.runner.prepare = self._before_start
         nodes = await asyncio.to_thread(self._prepare)
         await parts.runner.open(nodes)
         await parts.open_tree(patient=any(parts.runner.is_running(node.name) for node in nodes))
@@ -198,6 +202,23 @@ class RoleAgent:
             files.write_atomic(path, platform_text(deployment).encode())
         return path
 
+    async def _before_start(self, node: ProcessNode) -> ProcessNode:
+        """Have a model server load versions that are there: those of the one before may have been removed."""
+        known = self._configs.get(node.name)
+        if known is None or self._parts.deployment.settings.version_policy != "latest_once":
+            return node
+        role = next(server.role for server in self._parts.deployment.servers if server.name == node.name)
+        try:
+            async with self._choosing:
+                self._chosen.look_again(model.base_path for model in known.model_config_list.config)
+                self._configs[node.name] = await asyncio.to_thread(self._config, role)
+            if self._configs[node.name] != known:
+                await asyncio.to_thread(self._write_config, node.name)
+        except ShoalError as error:
+            self._configs[node.name] = known
+            log.warning("%s is started with the versions that it had: %s", node.name, error)
+        return dataclasses.replace(node, config=config_text(self._configs[node.name]))
+
     async def _wait_for_others(self) -> None:
         """Wait until entry can call its parameter servers and dense. Raises `DeadlineError`, which names what lacks."""
         clock, settings = self._parts.clock, self._parts.deployment.settings
@@ -236,8 +257,9 @@ class RoleAgent:
         while deployment.settings.version_policy == "latest_once":
             await self._parts.clock.sleep(VERSION_SECONDS)
             for server in deployment.servers:
+                async with self._choosing:
+                    found = await asyncio.to_thread(self._config, server.role)
                 known = self._configs[server.name]
-                found = await asyncio.to_thread(self._config, server.role)
                 new = [model for model in found.model_config_list.config if model.name not in model_names(known)]
                 if not new:
                     continue
@@ -245,7 +267,7 @@ class RoleAgent:
                 known.model_config_list.config.extend(new)
                 await asyncio.to_thread(self._write_config, server.name)
                 with contextlib.suppress(ShoalError):
-                    await self._clients[server.name].reload(known)
+                    await self._clients[server.name].reload(self._configs[server.name])
 
     # --- replicas -----------------------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
 """The versions that models with the policy `latest_once` stay at, in a file of the agent.
 
 A version is chosen when a model is first served, and kept while the model is, also by the next agent with the same data
-directory. It is chosen again when the version is no longer there, when the model moves to another directory, and after
-`forget`. Called by the agents, in threads.
+directory. It is chosen again when a model server has to load it and it is no longer there, when the model moves to
+another directory, and after `forget`. Called by the agents, in threads.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class ChosenVersions:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._models: dict[str, _Chosen] = {}
-        #: Those that an earlier agent chose, and whose directory was not looked at since.
+        #: Those that an earlier agent or model server had: their directory is looked at before they are loaded.
         self._unseen: set[str] = set()
 
     @classmethod
@@ -85,7 +85,7 @@ class ChosenVersions:
         return newest
 
     def _is_there(self, model: str, known: _Chosen, find: Find) -> bool:
-        """Whether a version can be kept. One that this agent chose itself is not looked for again."""
+        """Whether a version can be kept. One that a model server has loaded is not looked for again."""
         if model not in self._unseen:
             return True
         try:
@@ -97,6 +97,10 @@ class ChosenVersions:
         if known.version in found:
             self._unseen.discard(model)
         return known.version in found
+
+    def look_again(self, models: Iterable[str]) -> None:
+        """A model server has to load these models again: their versions may have been removed meanwhile."""
+        self._unseen |= self._models.keys() & set(models)
 
     def keep_only(self, models: Collection[str]) -> None:
         """Drop models that are no longer served. When they come back, the newest version is chosen."""

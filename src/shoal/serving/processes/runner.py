@@ -19,7 +19,7 @@ from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 from shoal.core.ids import RunId, WorkloadId
-from shoal.core.tasks import TaskScope
+from shoal.core.tasks import TaskScope, first_of
 from shoal.model.spec.kinds import ProcessSpec
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase, RunRequest, Runtime
@@ -71,15 +71,18 @@ class ProcessRunner:
         self._listens = listens or is_listening
         self._is_taken = is_taken or is_listening
         self._remembered = remembered
-        #: Called with a name before that process is started, and before it is started again.
-        self.prepare: Callable[[str], Awaitable[None]] = _nothing
+        #: Called before a process is started, and before it is started again. Returns what is started.
+        self.prepare: Callable[[ProcessNode], Awaitable[ProcessNode]] = _as_it_is
         #: Called with a name whenever that process started or ended.
         self.changed: Callable[[str], None] = lambda _name: None
         #: Called with a name whenever that process is started again.
         self.restarted: Callable[[str], None] = lambda _name: None
         self._running: dict[str, _Running] = {}
+        #: In which order they were started first.
+        self._order: dict[str, int] = {}
+        #: Those that ended and will be started again.
+        self._ended: set[str] = set()
         self._scope = TaskScope("serving.processes")
-        self._stopping = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: How often each process was started again.
         self.restarts: dict[str, int] = {}
@@ -106,9 +109,10 @@ class ProcessRunner:
 
     async def start(self, node: ProcessNode, *, timeout: float) -> None:
         """Start a process, unless it was adopted, and wait until it listens. Raises `ShoalError`."""
+        self._order.setdefault(node.name, len(self._order))
         if node.name in self._running:
             self.changed(node.name)
-        else:
+        elif node.name not in self._ended:
             await self._wait_free(node)
             await self._start(node, failures=0)
         deadline = self._clock.monotonic() + timeout
@@ -135,16 +139,22 @@ class ProcessRunner:
 
     async def failed(self) -> None:
         """Wait until everything has to end. Raises the reason."""
+        await first_of(self._told_to_end(), self._scope.failed())
+
+    async def _told_to_end(self) -> None:
         await asyncio.shield(self._failed)
 
     async def stop_all(self) -> None:
-        """Ask every process to end, those first that need others, and wait."""
-        self._stopping = True
-        for name in reversed(list(self._running)):
+        """Ask every process to end, those first that need others, and wait. None is started again meanwhile."""
+        await self._scope.close()
+        for name in sorted(self._running, key=lambda name: self._order.get(name, -1), reverse=True):
             running = self._running.pop(name)
             with contextlib.suppress(ShoalError):
                 await self._runtime.stop(running.run_id)
-        await self._scope.close()
+        with contextlib.suppress(ShoalError):
+            for run in await self._runtime.list_runs():  # one whose start was cut short is known to the runtime alone
+                if run.phase is RunPhase.RUNNING:
+                    await self._runtime.stop(run.run_id)
 
     async def _wait_free(self, node: ProcessNode) -> None:
         """Wait until no other program has the port of a process. Raises `UnavailableError`."""
@@ -160,13 +170,13 @@ class ProcessRunner:
             await self._clock.sleep(LOOK_SECONDS)
 
     async def _start(self, node: ProcessNode, *, failures: int) -> None:
+        node = await self.prepare(node)
         run_id = RunId(f"{node.name}-{self._entropy.token(8)}")
         request = RunRequest(
             run_id=run_id,
             workload_id=WorkloadId(node.name),
             spec=ProcessSpec(command=node.command, env=dict(node.env)),
         )
-        await self.prepare(node.name)
         if self._remembered is not None:
             await asyncio.to_thread(self._remembered.keep_run, node, run_id)
         await self._runtime.start(request)
@@ -176,7 +186,7 @@ class ProcessRunner:
     async def _follow(self) -> None:
         async for ended in self._runtime.watch():
             running = self._running.get(ended.workload_id)
-            if running is not None and running.run_id == ended.run_id and not self._stopping:
+            if running is not None and running.run_id == ended.run_id:
                 del self._running[ended.workload_id]
                 self.changed(ended.workload_id)
                 self._act(running, ended)
@@ -193,6 +203,7 @@ class ProcessRunner:
             self._fail(UnavailableError(decision.reason))
             return
         log.warning("%s ended (%s) and is started again in %g s", name, how, decision.pause)
+        self._ended.add(name)
         self._scope.start(self._restart(running.node, decision.pause, decision.failures), name=f"restart {name}")
 
     async def _restart(self, node: ProcessNode, pause: float, failures: int) -> None:
@@ -203,6 +214,8 @@ class ProcessRunner:
             await self._start(node, failures=failures)
         except ShoalError as error:
             self._fail(error)
+        finally:
+            self._ended.discard(node.name)
 
     async def _pause(self, node: ProcessNode, pause: float, failures: int) -> int:
         """Wait before a process is started again, also for its port. Returns how many failures there were in a row."""
@@ -223,8 +236,8 @@ class ProcessRunner:
             self._failed.exception()  # whether anybody waits for it or not
 
 
-async def _nothing(_name: str) -> None:
-    return
+async def _as_it_is(node: ProcessNode) -> ProcessNode:
+    return node
 
 
 async def is_listening(port: int) -> bool:
