@@ -206,6 +206,7 @@ class _Start:
             checkpoint=choice.checkpoint,
             prepared=_prepared(checkpoint, uid),
             committed=committed if choice.checkpoint else dict.fromkeys(committed, 0),
+            through=self.claim.record.through or 0,
         )
 
 

@@ -272,6 +272,8 @@ class Recovery:
     prepared: Mapping[int, bytes]
     #: Through which checkpoint was committed, by the keys of the markers.
     committed: Mapping[int, int]
+    #: Through which checkpoint the job's own record says that every sink has committed: nothing of that is left to do.
+    through: int = 0
 
 
 class SinkCommitter(Protocol):

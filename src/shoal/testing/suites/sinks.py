@@ -66,7 +66,7 @@ class Attempt:
         """Go on from a checkpoint, with what the markers say and the record says."""
         known = {key: 0 if marker is None else marker.checkpoint for key, marker in self.markers.items()}
         committed = {key: max(number, through) if checkpoint else 0 for key, number in known.items()}
-        self.committer.recover(Recovery(self.incarnation, checkpoint, prepared or {}, committed))
+        self.committer.recover(Recovery(self.incarnation, checkpoint, prepared or {}, committed, through))
         for subtask in range(self._width):
             context = SinkContext(
                 "job",

@@ -113,6 +113,18 @@ def test_a_checkpoint_that_no_sink_has_committed_is_passed_over(job_and_rows):
     assert visible() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+def test_files_that_readers_have_taken_away_are_not_missed(tmp_path, kind):
+    kit = KITS[kind][1](tmp_path)
+    job = Job(tmp_path, kit.make())
+    job.live()
+    assert sorted(kit.read()) == [0, 1]
+    for each in (tmp_path / "out").glob("part-*"):
+        each.unlink()
+    job.live()
+    assert sorted(kit.read()) == [2, 3]
+
+
 @pytest.mark.parametrize(("origin", "again"), [(0, [0, 1, 2, 3, 4, 5]), (1, [2, 3, 4, 5])])
 def test_a_rollback_is_repeated_until_its_first_checkpoint_is_complete(exact_job, origin, again):
     """A kill before then must not bring the job back to where it was before the rollback."""

@@ -68,12 +68,15 @@ class FilesCommitter:
         return {ALL_TASKS: marker}
 
     def recover(self, recovery: Recovery) -> None:
-        """Move what was prepared and not moved; remove what attempts that died left behind."""
+        """Move what was prepared and not moved; remove what attempts that died left behind.
+
+        Files of commits that the job has recorded may be gone by now: readers take them away.
+        """
         self._incarnation = recovery.incarnation
         moves = [move for content in recovery.prepared.values() for move in decode_moves(content)]
         self._check_epoch()
         self._write(Marker(self._incarnation, max(recovery.checkpoint, recovery.committed[ALL_TASKS])))
-        _carry_out(moves)
+        _carry_out(moves, through=recovery.through)
         remove_leftovers(self._folder, self._context.job, self._context.sink, has_checkpoints=True)
 
     def commit(self, checkpoint: int, prepared: Mapping[int, bytes]) -> None:
@@ -111,12 +114,12 @@ class FilesCommitter:
         files.write_atomic(self._marker_path, json.dumps(content).encode())
 
 
-def _carry_out(moves: list[Move]) -> None:
+def _carry_out(moves: list[Move], *, through: int = 0) -> None:
     for move in moves:
         try:
             files.rename(move.pending, move.final)
         except NotFoundError as error:
-            if not files.exists(move.final):  # else it was moved before the crash
+            if move.checkpoint > through and not files.exists(move.final):  # else it was moved before the crash
                 raise CheckpointError(
                     f"{move.pending}, which checkpoint {move.checkpoint} has prepared, is gone",
                     hint="files below .pending were removed",
