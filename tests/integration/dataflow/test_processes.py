@@ -164,6 +164,14 @@ def test_every_point_of_a_job_is_one_of_its_hosts_or_of_its_coordinator():
     assert {name for name in points if not name.startswith(COORDINATOR)} == {*HOST_POINTS, *BUILD_POINTS}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("point", BUILD_POINTS)
+def test_a_host_that_is_killed_before_anything_ran_is_replaced(jobs, point):
+    job = jobs(SHOAL_FAULTS_HOST_1_EPOCH_1=f"{point}=kill")
+    assert job.wait() == 0
+    job.check()
+
+
 @pytest.mark.parametrize("point", BUILD_POINTS)
 def test_a_host_that_is_killed_while_tasks_are_built_again_is_replaced(jobs, point):
     job = jobs(SHOAL_FAULTS_HOST_0_EPOCH_1="dataflow.commit.before=kill@1", SHOAL_FAULTS_HOST_1_EPOCH_2=f"{point}=kill")

@@ -20,6 +20,7 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution.hosts import linked
+from shoal.dataflow.execution.hosts.base import HostLostError
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     HostBuilt,
@@ -35,7 +36,6 @@ from shoal.dataflow.execution.hosts.control_messages import (
     encode,
 )
 from shoal.dataflow.execution.hosts.error_texts import describe_error
-from shoal.dataflow.execution.hosts.linked import HostLostError
 from shoal.dataflow.execution.remote import hosts as remote_hosts
 from shoal.dataflow.execution.remote.hosts import MOST_GREETINGS, RemoteHosts
 from shoal.dataflow.execution.routing import all_tasks

@@ -15,6 +15,7 @@ import pytest
 
 from shoal.core.errors import CorruptError, InvalidError, PreconditionError, ShoalError, problem
 from shoal.dataflow.checkpoint.messages import Command, Report
+from shoal.dataflow.execution.hosts import control_link
 from shoal.dataflow.execution.hosts import control_messages as messages
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import BadMessageError
@@ -23,6 +24,7 @@ from shoal.dataflow.execution.hosts.plain_values import form_of
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import FunctionError, OperatorFailedError, RemoteError, StepInput
 from shoal.dataflow.language.logical import Location
+from shoal.exchange.errors import PeerLostError
 from tests.unit.dataflow.execution.control_samples import SAMPLES
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "dataflow" / "control_messages.json"
@@ -149,6 +151,20 @@ def test_a_length_that_no_message_has_is_refused(ends):
     here._raw.sendall(struct.pack("<Q", messages.MOST_BYTES + 1))
     with pytest.raises(BadMessageError, match="length"):
         there.receive()
+
+
+def test_a_peer_that_takes_nothing_is_lost(monkeypatch):
+    """As a process that is suspended; its document may be larger than what the kernel takes for it."""
+    monkeypatch.setattr(control_link, "STALL", 1)
+    one, other = socket.socketpair()
+    here, there = ControlLink(one), ControlLink(other)
+    with pytest.raises(PeerLostError, match="took nothing for 1 s"):
+        here.send(bytes(8 << 20))
+    assert there.receive() is None
+    with pytest.raises(PeerLostError):
+        here.send(b"more")
+    for each in (here, there):
+        each.release()
 
 
 def test_a_peer_that_stops_in_the_middle_is_gone(ends):

@@ -17,7 +17,7 @@ from shoal.dataflow.api.streams.windows import session
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.coordinator import running
-from shoal.dataflow.execution.hosts.base import LocalHosts
+from shoal.dataflow.execution.hosts.base import HostLostError, LocalHosts
 from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
@@ -410,6 +410,42 @@ def test_hosts_on_nodes_that_come_back_are_tried_again_for_as_long_as_it_takes(t
     flow.wait(60)
     assert flow.recoveries == 31
     assert visible(recording) == expected_sums(batches(4))
+
+
+class StillbornHosts(LocalHosts):
+    """Hosts that are lost before anything runs, so many times."""
+
+    deaths = 0
+    begun = 0
+
+    @property
+    def most_losses(self):
+        return 10
+
+    def begin(self, share, found, listener):
+        StillbornHosts.begun += 1
+        if self.begun <= self.deaths:
+            raise HostLostError("a task host did not start: signal 9")
+        super().begin(share, found, listener)
+
+
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+@pytest.mark.parametrize("deaths", [1, 10, 11])
+def test_hosts_that_are_lost_before_anything_runs_are_tried_again(tmp_path, monkeypatch, deaths, has_checkpoints):
+    monkeypatch.setattr(engine, "LocalHosts", StillbornHosts)
+    monkeypatch.setattr(StillbornHosts, "deaths", deaths)
+    monkeypatch.setattr(StillbornHosts, "begun", 0)
+    tap, recording = Tap(), Recording()
+    feed(tap, batches(4))
+    tap.close()
+    chosen = settings(tmp_path) if has_checkpoints else FlowSettings(batch_rows=4)
+    if deaths > 10:
+        with pytest.raises(HostLostError):
+            engine.run(job(tap, recording), name="job", settings=chosen)
+    else:
+        engine.run(job(tap, recording), name="job", settings=chosen)
+        assert visible(recording) == expected_sums(batches(4))
+    assert StillbornHosts.begun == min(deaths + 1, 11)
 
 
 def test_a_lost_host_takes_its_whole_dataflow_back_and_no_other_one(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from shoal.dataflow.execution.chain import StepCounts
 from shoal.dataflow.execution.coordinator.finished import find_lost_splits, had_ended, list_names
 from shoal.dataflow.execution.coordinator.sources import SourceCoordinator
 from shoal.dataflow.execution.coordinator.splits import Assignment, assign_splits
-from shoal.dataflow.execution.hosts.base import Hosts
+from shoal.dataflow.execution.hosts.base import HostLostError, Hosts
 from shoal.dataflow.execution.hosts.control_messages import HostShare
 from shoal.dataflow.execution.routing import all_tasks
 from shoal.dataflow.language.logical import Node, Sink, Source
@@ -132,7 +132,7 @@ class RunningFlow:
         """Build the tasks and start them. Called once, by the engine."""
         self._clear_collected()
         try:
-            attempt = self._build()
+            attempt = self._build_first()
         except BaseException:
             self._clear_up()
             self._hosts.close()
@@ -140,6 +140,20 @@ class RunningFlow:
         self._attempt = attempt
         self._began = self._clock.monotonic()
         attempt.run()
+
+    def _build_first(self) -> _Attempt:
+        """Nothing was read yet: a host that is lost now is replaced, also without checkpoints.
+
+        On a fleet the caller does so, which has to tell why.
+        """
+        while True:
+            try:
+                return self._build()
+            except HostLostError as error:
+                if self._hosts.most_losses is None or self._are_lost_too_often():
+                    raise
+                log.warning("job %s could not start and tries again: %s", self.name, error)
+                self._clear_up()
 
     def _build(self) -> _Attempt:
         checkpoint = self._settings.checkpoint
@@ -421,10 +435,14 @@ class RunningFlow:
 
     def _may_recover(self) -> bool:
         """Whether to go on after a loss: not without checkpoints, and not when hosts die again and again."""
+        return not self._are_lost_too_often() and self._settings.checkpoint is not None
+
+    def _are_lost_too_often(self) -> bool:
+        """Note a loss. Whether there were too many lately."""
         now = self._clock.monotonic()
         self._lost_at = [*(each for each in self._lost_at if now - each < _RECOVERY_SECONDS), now]
         most = self._hosts.most_losses
-        return self._settings.checkpoint is not None and (most is None or len(self._lost_at) <= most)
+        return most is not None and len(self._lost_at) > most
 
     def _recover(self, lost: _Attempt, reason: str) -> None:
         """Take all tasks back to the last complete checkpoint, under a new epoch."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from shoal.core.clock import Clock
+from shoal.core.errors import UnavailableError
 from shoal.dataflow.checkpoint.messages import Command, TaskId
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.execution.hosts.control_messages import HostCounts, HostShare
 from shoal.dataflow.execution.hosts.task_host import HostListener, TaskHost
 from shoal.dataflow.plan.prepared import PreparedPlan
+
+
+class HostLostError(UnavailableError):
+    """A host was lost while its tasks were built."""
 
 
 class Hosts(Protocol):
@@ -25,7 +30,7 @@ class Hosts(Protocol):
         ...
 
     def begin(self, share: HostShare, found: Checkpoint | None, listener: HostListener) -> None:
-        """Build every task of the job. Raises what prevents that; then nothing is left of it."""
+        """Build every task of the job. Raises what prevents that, also `HostLostError`; then nothing is left of it."""
         ...
 
     def run(self) -> None:

@@ -20,15 +20,19 @@ from shoal.exchange.errors import PeerLostError
 from shoal.exchange.tokens import Gate
 
 _LENGTH = struct.Struct("<Q")
+_TIMEVAL = struct.Struct("ll")
 #: Bytes of a greeting at most, and seconds in which it has to come.
 _MOST_GREETING = 4096
 _HANDSHAKE = 30.0
+#: Seconds after which a peer that takes nothing of a message is lost.
+STALL = 10
 
 
 class Connection(Protocol):
     """A connected socket, or something that is used like one."""
 
     def settimeout(self, seconds: float | None, /) -> None: ...  # noqa: D102
+    def setsockopt(self, level: int, option: int, value: bytes, /) -> None: ...  # noqa: D102
     def sendall(self, content: bytes, /) -> None: ...  # noqa: D102
     def recv_into(self, view: memoryview, /) -> int: ...  # noqa: D102
     def shutdown(self, how: int, /) -> None: ...  # noqa: D102
@@ -44,6 +48,7 @@ class ControlLink:
         self._heard = heard
         self._lock = threading.Lock()
         raw.settimeout(None)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(STALL, 0))
 
     @classmethod
     def connect(cls, path: str, gate: Gate, host: int) -> ControlLink:
@@ -72,25 +77,29 @@ class ControlLink:
         self._raw.settimeout(seconds)
 
     def send(self, content: bytes) -> None:
-        """Send a message. Raises `PeerLostError`."""
-        try:
-            with self._lock:
-                self._raw.sendall(_LENGTH.pack(len(content)))
-                self._raw.sendall(content)
-        except OSError as error:
-            raise PeerLostError("control", error.strerror or str(error)) from error
+        """Send a message. Raises `PeerLostError`, also when the peer takes nothing of it for `STALL` seconds."""
+        with self._lock:
+            self._send(content)
 
     def try_send(self, content: bytes) -> bool:
         """Send a message unless another one is on its way, which may be large. Raises `PeerLostError`."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._raw.sendall(_LENGTH.pack(len(content)) + content)
-        except OSError as error:
-            raise PeerLostError("control", error.strerror or str(error)) from error
+            self._send(content)
         finally:
             self._lock.release()
         return True
+
+    def _send(self, content: bytes) -> None:
+        try:
+            self._raw.sendall(_LENGTH.pack(len(content)))
+            self._raw.sendall(content)
+        except (TimeoutError, BlockingIOError) as error:
+            self.close()  # the rest of it would be taken for another message
+            raise PeerLostError("control", f"it took nothing for {STALL} s") from error
+        except OSError as error:
+            raise PeerLostError("control", error.strerror or str(error)) from error
 
     def receive(self) -> bytes | None:
         """The next message; None when the peer is gone or sends nothing in time. Raises `BadMessageError`."""

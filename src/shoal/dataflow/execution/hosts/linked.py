@@ -19,6 +19,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import UnavailableError
 from shoal.dataflow.checkpoint.messages import Command, TaskId
 from shoal.dataflow.connectors.topics.brokers import named_settings
+from shoal.dataflow.execution.hosts.base import HostLostError
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     BadMessageError,
@@ -63,10 +64,6 @@ _LAST_SECONDS = 5.0
 MOST_LOSSES = 10
 #: Seconds between two looks at who is silent.
 _LOOK = 0.5
-
-
-class HostLostError(UnavailableError):
-    """A host was lost while its tasks were built."""
 
 
 @dataclass(slots=True)
@@ -118,6 +115,13 @@ class LinkedHosts(abc.ABC):
         """End what is left of this epoch's hosts; those that do not end by themselves in time are made to."""
 
     def _build(self, share: HostShare, *, search_path: tuple[str, ...], directory: str) -> None:
+        """Let the hosts build their tasks. Raises what one failed with, and `HostLostError`."""
+        try:
+            self._build_tasks(share, search_path=search_path, directory=directory)
+        except PeerLostError as error:
+            raise HostLostError(f"a task host was lost while tasks were built: {error.message}") from error
+
+    def _build_tasks(self, share: HostShare, *, search_path: tuple[str, ...], directory: str) -> None:
         document = self._document.to_json().encode()
         brokers = {name: _as_plain(settings) for name, settings in named_settings().items()}
         addresses: dict[TaskId, str] = {}

@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import SystemEntropy
-from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.core.errors import ShoalError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.dataflow.checkpoint.records import Checkpoint
+from shoal.dataflow.execution.hosts.base import HostLostError
 from shoal.dataflow.execution.hosts.child_output import ChildOutput
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
@@ -41,7 +42,7 @@ from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.tokens import Gate, JobKey
 from shoal.model.logs import LogQuery
 from shoal.model.workloads import ProcessSpec, StopPolicy
-from shoal.runtimes.base import RunPhase, RunRequest
+from shoal.runtimes.base import RunInfo, RunPhase, RunRequest
 from shoal.runtimes.process import ProcessRuntime
 
 log = logging.getLogger(__name__)
@@ -130,10 +131,12 @@ class ProcessHosts(LinkedHosts):
 
     def _check_start(self, ends_at: float) -> None:
         dead = self._runner.find_ended()
-        if dead:
-            raise UnavailableError(f"a task host did not start: {dead}")
+        if dead is not None:
+            # One that ends by itself would do so again.
+            lost = HostLostError if self._runner.was_killed(dead) else UnavailableError
+            raise lost(f"a task host did not start: process {dead}{self._runner.describe(dead)}")
         if self._clock.monotonic() > ends_at:
-            raise DeadlineError(f"task hosts did not start within {START:g} s")
+            raise HostLostError(f"task hosts did not start within {START:g} s")
 
     def _describe(self, number: int) -> str:
         return self._runner.describe(number)
@@ -219,20 +222,26 @@ class _Runner:
             for output in outputs.values():
                 output.finish()
 
-    def find_ended(self) -> str:
-        """What ended a child that should run; empty when all do."""
-        for number in self._runs:
-            words = self.describe(number)
-            if words:
-                return f"process {number}{words}"
-        return ""
+    def find_ended(self) -> int | None:
+        """The number of a child that should run and does not."""
+        return next((number for number in self._runs if self._ended(number) is not None), None)
+
+    def was_killed(self, number: int) -> bool:
+        """Whether a signal ended a child."""
+        info = self._ended(number)
+        return info is not None and info.exit is not None and bool(info.exit.signal)
+
+    def _ended(self, number: int) -> RunInfo | None:
+        """A child that has ended."""
+        if number not in self._runs or self._loop is None:
+            return None
+        info = self._call(self._opened().inspect(self._runs[number][0]))
+        return info if info is not None and info.phase is RunPhase.ENDED and info.exit is not None else None
 
     def describe(self, number: int) -> str:
         """How a child ended, for people; empty while it runs."""
-        if number not in self._runs or self._loop is None:
-            return ""
-        info = self._call(self._opened().inspect(self._runs[number][0]))
-        if info is None or info.phase is not RunPhase.ENDED or info.exit is None:
+        info = self._ended(number)
+        if info is None or info.exit is None:
             return ""
         how = f"signal {info.exit.signal}" if info.exit.signal else f"exit code {info.exit.code}"
         printed = f"; it last printed: {info.last_output[-500:].strip()}" if info.last_output.strip() else ""

@@ -70,6 +70,10 @@ class SecureSocket:
         """How long a read or a write waits."""
         self._raw.settimeout(seconds)
 
+    def setsockopt(self, level: int, option: int, value: bytes) -> None:
+        """Set an option of the socket."""
+        self._raw.setsockopt(level, option, value)
+
     def sendall(self, content: bytes) -> None:
         """Send everything."""
         view = memoryview(content)

@@ -22,7 +22,7 @@ from shoal.core.errors import CorruptError, InvalidError, PreconditionError, Sho
 from shoal.dataflow.checkpoint.claim import JobRunsError
 from shoal.dataflow.connectors.topics.brokers import add_settings
 from shoal.dataflow.execution.coordinator.running import RunningFlow
-from shoal.dataflow.execution.hosts.linked import HostLostError
+from shoal.dataflow.execution.hosts.base import HostLostError
 from shoal.dataflow.execution.remote.board import Answer, Board
 from shoal.dataflow.execution.remote.code import open_code, plan_at_width
 from shoal.dataflow.execution.remote.delegated import TermKey, keep_key, read_key

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import re
 import socket
-import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.topics.brokers import is_kafka
+from shoal.dataflow.execution.hosts.base import HostLostError
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import (
     HostHello,
@@ -33,7 +33,7 @@ from shoal.dataflow.execution.hosts.control_messages import (
     decode_from_host,
     encode,
 )
-from shoal.dataflow.execution.hosts.linked import HostLostError, Linked, LinkedHosts
+from shoal.dataflow.execution.hosts.linked import Linked, LinkedHosts
 from shoal.dataflow.execution.hosts.task_host import HostListener
 from shoal.dataflow.execution.remote.connections import receive_peer
 from shoal.dataflow.execution.remote.crashes import Crashes
@@ -49,9 +49,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two signs of life to each host.
 PING = 1.0
-#: Seconds in which a host has to say hello, and after which one that reads nothing is lost.
+#: Seconds in which a host has to say hello.
 _HELLO = 10.0
-_STALL = 10
 _BACKLOG = 128
 #: Connections at most that have not said hello yet: each has a thread.
 MOST_GREETINGS = 256
@@ -190,8 +189,6 @@ class RemoteHosts(LinkedHosts):
 
     def _greet(self, raw: socket.socket) -> None:
         try:
-            # A host that reads nothing must not hold up those who send to it.
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STALL, 0))
             link = ControlLink(receive_peer(raw, self._around.certificate, self._around.job_id))
             link.limit_reads(_HELLO)
             content = link.receive()
