@@ -228,12 +228,27 @@ class CheckpointStorage:
                 f"job {self._job!r} has {known['key_groups']} key groups, and cannot go on with {layout.key_groups}",
                 hint="the number of key groups is fixed for the life of a job",
             )
-        before: dict[str, int] = {} if known is None else known["widths"]
+        before: dict[str, int] = self._widths_of_manifests() if known is None else known["widths"]
         widths = {uid: max(before.get(uid, 0), layout.widths.get(uid, 0)) for uid in before | dict(layout.widths)}
         if known is None or widths != before:
             content = {"format": _JOB_FORMAT, "job": self._job, "key_groups": layout.key_groups, "widths": widths}
             files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
         return History(self.highest(), before)
+
+    def _widths_of_manifests(self) -> dict[str, int]:
+        """How many tasks each step had at most, by the checkpoints alone: the notes of the job are gone.
+
+        Else the output of tasks that there are no more would be forgotten.
+        """
+        widths: dict[str, int] = {}
+        for number in self._numbers():
+            try:
+                manifest = self._read_manifest(self._directory(number), number)
+            except (NotFoundError, CheckpointError):
+                continue  # the search says which cannot be read, if it is needed
+            widest = max((task["subtask"] + 1 for task in manifest["tasks"]), default=0)
+            widths |= {uid: max(widths.get(uid, 0), widest) for uid in manifest["operators"]}
+        return widths
 
     def _read_job(self) -> dict[str, Any] | None:
         try:

@@ -64,6 +64,18 @@ def test_without_a_manifest_there_is_nothing(storage):
     assert storage.begin(LAYOUT).highest == 2  # its number is not used again
 
 
+def test_widths_are_known_by_the_checkpoints_when_the_notes_of_the_job_are_gone(storage, tmp_path):
+    """Else nobody would look at what tasks had prepared that there are no more."""
+    write(storage, 1)
+    write(storage, 2)
+    (tmp_path / "job" / "000000000002" / "manifest.json").write_bytes(b"{")
+    narrow = Layout(LAYOUT.key_groups, LAYOUT.kinds, {"sum": 1, "out": 1})
+    assert storage.begin(narrow).widths == {"sum": 2, "out": 2}
+    (tmp_path / "job" / "job.json").unlink()
+    (tmp_path / "job" / "000000000001" / "manifest.json").unlink()
+    assert storage.begin(narrow).widths == {}
+
+
 def test_the_last_ones_are_kept(storage, tmp_path):
     for number in range(1, 6):
         write(storage, number)

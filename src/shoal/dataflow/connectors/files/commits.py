@@ -107,7 +107,10 @@ class FilesCommitter:
         except NotFoundError:
             return None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{self._marker_path} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{self._marker_path} cannot be read: {error}",
+                hint="remove it: what is committed is also in the record of the job",
+            ) from error
 
     def _write(self, marker: Marker) -> None:
         content = {"incarnation": marker.incarnation, "checkpoint": marker.checkpoint, "term": self._context.epoch}
