@@ -65,10 +65,15 @@ class RunningAggregate(Aggregating):
         slots = self._index.slots(batch)
         self._store.ensure(len(self._index))
         self._dirty.mark(slots, len(self._index))
-        if not self._emits_changes:
+        if not self._emits_changes and not self._takes_changes:
             self._update(plan, batch, slots, times)
             return
         touched = np.unique(slots)
+        if not self._emits_changes:
+            was = self._store.rows[touched] != 0
+            self._update(plan, batch, slots, times)
+            self._drop(touched[was & (self._store.rows[touched] == 0)])
+            return
         before = self._store.take(touched)
         old = plan.results(before)
         self._update(plan, batch, slots, times)
@@ -160,13 +165,16 @@ class RunningAggregate(Aggregating):
         less, more = np.flatnonzero(moved | gone), np.flatnonzero(moved | (is_now & ~was))
         self._emit(before, old, less, words=np.where(gone, "-D", "-U"), out=out, time=time)
         self._emit(after, new, more, words=np.where(was, "+U", "+I"), out=out, time=time)
-        if gone.any():
-            self._store.clear(before.cells[gone])
-            if self._dirty.is_tracking:
-                slots = before.cells[gone]
-                keys = key_table(self._index, slots)
-                self._gone.add(keys, self._index.groups(slots, self._context.key_groups.total))
-            self._forget()
+        self._drop(before.cells[gone])
+
+    def _drop(self, cells: Integers) -> None:
+        """Forget keys whose rows were all taken back."""
+        if not len(cells):
+            return
+        self._store.clear(cells)
+        if self._dirty.is_tracking:
+            self._gone.add(key_table(self._index, cells), self._index.groups(cells, self._context.key_groups.total))
+        self._forget()
 
     def _emit(
         self, sparse: Sparse, results: list[Array], rows: Integers, *, words: Any, out: Output, time: int
