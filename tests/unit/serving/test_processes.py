@@ -392,6 +392,42 @@ async def test_those_that_need_others_end_first_also_after_a_restart(runners):
 
 
 @pytest.mark.looptime
+async def test_a_process_that_cannot_be_started_again_is_tried_again_and_ends_no_other(runners, caplog):
+    runner = runners.make()
+    await runner.open()
+    for name in ("ps", "entry"):
+        await runner.start(node(name), timeout=5)
+    runners.machine.scripts["ps"] = FakeScript(start_error="the disk is full", start_errors=2)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await until(lambda: runner.restarts == {"ps": 1})
+    assert "ps cannot be started: the disk is full; it is tried again in 2 s" in caplog.text
+    runner.raise_if_failed()
+    assert runner.is_running("ps")
+    assert runners.machine.count("ended", "entry") == 0
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_a_start_without_an_answer_is_not_repeated_beside_it(runners, monkeypatch):
+    begin = FakeRuntime.start
+
+    async def start(self, request):
+        await begin(self, request)
+        monkeypatch.setattr(FakeRuntime, "start", begin)
+        raise DeadlineError("the keeper did not answer")
+
+    runner = runners.make()
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+    monkeypatch.setattr(FakeRuntime, "start", start)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    await until(lambda: runner.restarts == {"ps": 1})
+    assert runners.machine.most_at_once("ps") == 1
+    assert runners.machine.count("started", "ps") == 3
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
 async def test_a_mistake_in_the_program_that_keeps_a_process_away_is_told(runners):
     runner = runners.make()
     await runner.open()

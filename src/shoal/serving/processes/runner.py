@@ -207,15 +207,30 @@ class ProcessRunner:
         self._scope.start(self._restart(running.node, decision.pause, decision.failures), name=f"restart {name}")
 
     async def _restart(self, node: ProcessNode, pause: float, failures: int) -> None:
-        failures = await self._pause(node, pause, failures)
-        self.restarts[node.name] = self.restarts.get(node.name, 0) + 1
-        self.restarted(node.name)
+        """Start a process again, as often as it takes: the others serve meanwhile."""
         try:
-            await self._start(node, failures=failures)
-        except ShoalError as error:
-            self._fail(error)
+            while True:
+                failures = await self._pause(node, pause, failures)
+                try:
+                    await self._start(node, failures=failures)
+                except ShoalError as error:
+                    failures += 1
+                    pause = RESTART_BACKOFF.plain_delay(failures)
+                    log.warning("%s cannot be started: %s; it is tried again in %g s", node.name, error, pause)
+                    await self._stop_stray(node.name)
+                else:
+                    break
         finally:
             self._ended.discard(node.name)
+        self.restarts[node.name] = self.restarts.get(node.name, 0) + 1
+        self.restarted(node.name)
+
+    async def _stop_stray(self, name: str) -> None:
+        """Stop what a start has begun that failed all the same, as far as it can be known now."""
+        with contextlib.suppress(ShoalError):
+            for run in await self._runtime.list_runs():
+                if run.workload_id == name and run.phase is RunPhase.RUNNING:
+                    await self._runtime.stop(run.run_id)
 
     async def _pause(self, node: ProcessNode, pause: float, failures: int) -> int:
         """Wait before a process is started again, also for its port. Returns how many failures there were in a row."""
