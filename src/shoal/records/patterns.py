@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 MAX_PATTERNS = 1_000_000
 MAX_LIST_BYTES = 64 << 20
 
-_RANGE = re.compile(r"\{\s*([A-Z]+)\s*\(\s*([^(),{}]*?)\s*,\s*([^(),{}]*?)\s*\)\s*\}")
+# No blank fits two places of it: a list of files with a long line of them must not take hours.
+_RANGE = re.compile(r"\{\s*([A-Z]+)\s*\(([^(),{}]*),([^(),{}]*)\)\s*\}")
 _MAGIC = re.compile(r"[*?\[]")
 _HOURS = {text: hour for hour in range(24) for text in (f"{hour}", f"{hour:02}")}
 _DATES = {8: ("%Y%m%d", timedelta(days=1)), 10: ("%Y%m%d%H", timedelta(hours=1))}
@@ -73,7 +74,7 @@ def expand_pattern(pattern: str) -> tuple[str, ...]:
     if any("{" in text or "}" in text for text in texts):
         raise InvalidError([problem("pattern", pattern, "braces must hold DATE(first,last) or INT(first,last)")])
     ranges = [
-        _values(pattern, kind, first, last)
+        _values(pattern, kind, first.strip(), last.strip())
         for kind, first, last in zip(pieces[1::4], pieces[2::4], pieces[3::4], strict=True)
     ]
     count = 1

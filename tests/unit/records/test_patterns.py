@@ -77,6 +77,7 @@ def test_ranges_are_a_product():
         "d_20201231/h_9", "d_20201231/h_10", "d_20210101/h_9", "d_20210101/h_10",
     )  # fmt: skip
     assert expand_pattern("{DATE(2020123123,2021010100)}") == ("2020123123", "2021010100")
+    assert expand_pattern("{ INT ( 1 , 2 ) }") == ("1", "2")
 
 
 @pytest.mark.parametrize(("pattern", "error"), [
@@ -91,6 +92,7 @@ def test_ranges_are_a_product():
     ("{INT(0,999999999)}", ExhaustedError),
     ("{INT(0,9999)}{INT(0,9999)}", ExhaustedError),
     ("{DATE(0001010100,9999123100)}", ExhaustedError),
+    ("{INT(" + " " * 20_000, InvalidError),  # at once
 ])  # fmt: skip
 def test_what_is_no_pattern_is_refused(pattern, error):
     with pytest.raises(error):
