@@ -524,30 +524,6 @@ async def test_volumes_go_only_with_a_delete_that_says_so(
     assert expected in (await wait_ended(runtime, "web-2")).last_output
 
 
-@pytest.mark.long
-async def test_images_are_built_from_the_commit_that_runs_also_after_a_failed_update(
-    open_runtime: Callable[[], Awaitable[ComposeRuntime]], tmp_path: Path
-) -> None:
-    def files(version: str, **more: object) -> dict[str, str]:
-        service = {"build": ".", "command": ["sh", "-c", "cat /word; exec sleep 1000"], "init": True, **more}
-        dockerfile = f"FROM {IMAGE}\nCOPY word /word\n"
-        compose = json.dumps({"services": {"web": service}})
-        return {"compose.yaml": compose, "Dockerfile": dockerfile, "word": f"built {version}\n"}
-
-    broken = files("three", command=["/nowhere/no-such-program"], init=False)
-    repository = make_repository(tmp_path, one=files("one"), two=files("two"), three=broken)
-    runtime = await open_runtime()
-    spec = ComposeSpec(source_type="git", git_repo=str(repository), git_ref="one")
-    run = RunRequest(run_id=RunId("web-1"), workload_id=WorkloadId("web"), spec=spec)
-    await runtime.start(run)
-    await wait_output(runtime, b"built one\n")
-    await runtime.update(RunId("web-1"), replace(run, spec=replace(spec, git_ref="two"), generation=2))
-    await wait_output(runtime, b"built one\nbuilt two\n")
-    with pytest.raises(RunError):
-        await runtime.update(RunId("web-1"), replace(run, spec=replace(spec, git_ref="three"), generation=3))
-    await wait_output(runtime, b"built one\nbuilt two\nbuilt two\n")
-
-
 async def test_a_project_comes_from_a_repository(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, tmp_path: Path
 ) -> None:

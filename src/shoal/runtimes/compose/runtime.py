@@ -172,7 +172,7 @@ class ComposeRuntime:
         project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec), engine=api.address)
         for image, policy in project.images:
             await self._pulls.ensure(api, image, policy, tell=tell)
-        if project.is_built:
+        if project.is_built and not request.files:  # which are written once nothing runs
             marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, folder=folder)
             content = render(project, additions_for(request, self._owner, marks))
             await self._compose(_BUILD, content, request.workload_id, folder)
@@ -308,9 +308,6 @@ class ComposeRuntime:
             folder = Path(run.folder)
             try:
                 await asyncio.to_thread(write_files, folder, previous.files)
-                # Images that were built keep their names, which are those of the update by now.
-                if any(each.get("build") for each in previous.content["services"].values()):
-                    await self._compose(_BUILD, previous.content, run.workload_id, folder)
                 await self._bring_up(
                     api, run.workload_id, previous.content, folder=folder, lock=lock, deadline=deadline
                 )
@@ -491,6 +488,9 @@ class ComposeRuntime:
     ) -> None:
         """Create and start containers. Those with a deadline are guarded before they start."""
         faults.reach("compose.create.before")
+        # From the files that are there now: an image keeps its name, which may be that of another version by now.
+        if any(each.get("build") for each in content["services"].values()):
+            await self._compose(_BUILD, content, workload_id, folder, lock=lock)
         if deadline is not None:
             await self._compose(_CREATE, content, workload_id, folder, lock=lock)
             for each in await self._containers(api, workload_id):
