@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from contextlib import aclosing
 from datetime import timedelta
 from types import SimpleNamespace
@@ -180,7 +182,7 @@ async def test_an_engine_that_is_away_is_told_and_loses_nothing(ground):
     kinds = ("container", "compose")
     before = {kind: (await running(control, kind)).run.pid for kind in kinds}
 
-    await ground.service.close()
+    os.kill(ground.service.pid, signal.SIGKILL)
     await until_offered(control, "process", "vm")
 
     async def is_told():

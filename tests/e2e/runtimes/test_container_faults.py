@@ -293,7 +293,7 @@ async def test_an_engine_that_is_away_is_told_and_found_again(
     runtime = await open_containers(connect=connect)
     info = await runtime.start(request())
     away = True
-    await service.close()
+    os.kill(service.pid, signal.SIGKILL)
     assert (await unhealthy(runtime)).startswith("unhealthy: ")
     async with asyncio.timeout(30):
         while "switched off" not in await runtime.health():
