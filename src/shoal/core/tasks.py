@@ -48,7 +48,7 @@ class TaskScope:
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing can be started any more."""
+        """Whether it takes no more tasks."""
         return self._closing
 
     async def failed(self) -> None:

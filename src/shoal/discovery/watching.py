@@ -26,7 +26,7 @@ class Follower(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is delivered any more."""
+        """Whether it has ended: nothing more is delivered."""
         return self._closed
 
     def deliver(self, value: T) -> None:

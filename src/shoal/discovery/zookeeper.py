@@ -434,7 +434,7 @@ async def _stop(client: Any) -> None:
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop | None, work: Callable[[], None]) -> None:
-    """Run something on the loop. A loop that was closed needs nothing any more."""
+    """Run something on the loop. A closed loop needs nothing."""
     if loop is not None:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(work)

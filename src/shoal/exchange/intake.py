@@ -175,7 +175,7 @@ class Intake:
         self._fail(None, "this end was closed")
 
     def lose(self, reason: str) -> None:
-        """The peer says nothing any more. From any thread; the one that reads may still wait for it."""
+        """The peer sends nothing more. From any thread; the one that reads may still wait for it."""
         self._fail(None, reason)
         self._frames.shutdown()
 

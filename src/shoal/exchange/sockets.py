@@ -44,7 +44,7 @@ class FrameSocket:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def write(self, kind: Kind, channel: int, *parts: Any) -> None:
-        """One frame. Raises `OSError` when the peer is gone or reads nothing any more."""
+        """One frame. Raises `OSError` when the peer is gone or has stopped reading."""
         self.write_all([(kind, parts)], channel)
 
     def write_all(self, frames: Sequence[tuple[Kind, Sequence[Any]]], channel: int) -> None:

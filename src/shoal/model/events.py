@@ -54,7 +54,7 @@ class EventKind(Described):
     WORKLOAD_PLACED = "WorkloadPlaced", "A workload got its first node."
     WORKLOAD_MOVED = "WorkloadMoved", "A workload got another node."
     WORKLOAD_UNPLACEABLE = "WorkloadUnplaceable", "No node can take the workload; the message has every node's reason."
-    WORKLOAD_PENDING = "WorkloadPending", "The agent has the workload and prepares to start it."
+    WORKLOAD_STARTING = "WorkloadStarting", "The agent has the workload and prepares or starts it."
     WORKLOAD_CRASHED = "WorkloadCrashed", "The workload ended by itself; its agent starts it again after a delay."
     WORKLOAD_NOT_READY = (
         "WorkloadNotReady",
@@ -118,6 +118,7 @@ RENAMED: Mapping[str, EventKind] = {
     "WorkloadStartWished": EventKind.WORKLOAD_START_REQUESTED,
     "WorkloadStopWished": EventKind.WORKLOAD_STOP_REQUESTED,
     "WorkloadDeletionWished": EventKind.WORKLOAD_DELETE_REQUESTED,
+    "WorkloadPending": EventKind.WORKLOAD_STARTING,
     "GenerationRaised": EventKind.WORKLOAD_GENERATION_RAISED,
     "RetryPlanned": EventKind.WORKLOAD_RETRY_SCHEDULED,
     "RetriesExhausted": EventKind.WORKLOAD_RETRIES_EXHAUSTED,

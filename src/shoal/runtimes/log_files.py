@@ -216,7 +216,7 @@ def find_previous_run(directory: Path) -> tuple[LogPosition, LogPosition] | None
     return (OLDEST, last) if last is not None and printed else None
 
 
-def printed_by_run(directory: Path, run_id: str) -> int | None:
+def printed_by_run(directory: Path, run_id: RunId) -> int | None:
     """How many bytes of a run's output the log has; None when the run's mark is not there, or not any longer."""
     size = 0
     mark = _mark(run_id)
@@ -297,10 +297,10 @@ def read_entries(directory: Path, position: LogPosition) -> tuple[list[LogEntry]
     return [], LogPosition(position.number + 1, 0), False
 
 
-def last_output(directory: Path, *, limit: int, since_ms: int = 0, run_id: str = "") -> bytes:
+def last_output(directory: Path, *, limit: int, since_ms: int = 0, run_id: RunId | None = None) -> bytes:
     """The end of what was printed since a moment, or by one run."""
     since = iso_millis(since_ms)
-    mark = _mark(run_id)
+    mark = _mark(run_id) if run_id is not None else None
     pieces: list[bytes] = []
     size = 0
     for _, _, line in _backward(directory):
@@ -316,7 +316,7 @@ def last_output(directory: Path, *, limit: int, since_ms: int = 0, run_id: str =
     return b"".join(reversed(pieces))[-limit:]
 
 
-def _mark(run_id: str) -> list[bytes]:
+def _mark(run_id: RunId) -> list[bytes]:
     """What follows the time in the mark of a run."""
     return [_RUN.encode(), b"F", run_id.encode()]
 

@@ -44,7 +44,7 @@ class Memory(Protocol):
         ...
 
     def free(self, name: str) -> None:
-        """Nobody will ask for this name any more."""
+        """Nobody will ask for this name again."""
         ...
 
     def close(self) -> None:

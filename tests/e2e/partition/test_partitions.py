@@ -1,4 +1,4 @@
-"""One life of a fleet whose parts are cut off from each other, killed and stopped while clients go on wishing."""
+"""One life of a fleet whose parts are cut off from each other, killed and stopped, while clients ask for changes."""
 
 import asyncio
 import signal

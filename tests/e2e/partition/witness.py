@@ -141,7 +141,7 @@ class Clients:
             await asyncio.sleep(0.2)
 
     def begin(self):
-        """Go on wishing, side by side for all workloads."""
+        """Go on asking for changes, side by side for all workloads."""
         self._tasks = [asyncio.ensure_future(self._go_on(name)) for name in (*self.plain, *self.only_once)]
 
     async def rest(self):

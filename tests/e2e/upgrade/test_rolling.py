@@ -53,7 +53,7 @@ class Requests:
 
         async def reached() -> bool:
             if self._task is not None and self._task.done():
-                raise AssertionError(f"a wish was refused: {self._task.exception()!r}")
+                raise AssertionError(f"a change was refused: {self._task.exception()!r}")
             return self.acknowledged >= target
 
         await until(reached, what="more requests are acknowledged")

@@ -1,4 +1,4 @@
-"""A control plane, agents and people with certificates, over real gRPC: the way of an order, and who is refused."""
+"""A control plane, agents and people with certificates, over real gRPC: the way of a command, and who is refused."""
 
 from __future__ import annotations
 

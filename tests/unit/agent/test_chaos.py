@@ -1,4 +1,4 @@
-"""Random orders, crashes, outages and kills of the agent, by seed, in virtual time; then peace, and all is right."""
+"""Random commands, crashes, outages and kills of the agent, by seed, in virtual time; after the last all is right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def do_something(kit, chance, requests: Requests) -> None:
             make = probed if chance.uniform(0, 1) < 0.3 else process
             desired = DesiredState.STOPPED if chance.uniform(0, 1) < 0.2 else DesiredState.RUNNING
             spec = make(restart=restart, env={"PROGRAM": program})
-            # Written down before the answer: an order whose answer was lost may have been taken.
+            # Written down before the answer: a command whose answer was lost may have been taken.
             requests.latest[name] = (program, desired)
             await kit.apply(name, spec, generation=requests.generation, desired=desired)
         elif what < 5:

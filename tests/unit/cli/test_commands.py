@@ -29,6 +29,7 @@ from tests.unit.cli.scripted import (
     run_cli,
     run_on_terminal,
     spec,
+    workload,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
@@ -208,6 +209,16 @@ def test_schema_and_version_need_no_control_plane(capsys):
     assert json.loads(outcome.stdout)["properties"]["type"] == {"const": "process"}
     assert run_cli(None, ["version"], capsys).stdout == run_cli(None, ["--version"], capsys).stdout
     assert run_cli(None, ["schema", "cake"], capsys).code == 2
+    assert json.loads(run_cli(None, ["schema", "group"], capsys).stdout)["required"] == ["kind", "id", "members"]
+
+
+def test_events_show_the_start_of_a_long_revision(control, capsys):
+    (event, *_) = control.events
+    sha256 = "0123456789ab" + 52 * "f"
+    control.events[0] = dataclasses.replace(event, message=f"revision {sha256}, Running")
+    shown = run_cli(control, ["events"], capsys).stdout
+    assert "revision 0123456789ab, Running" in shown
+    assert sha256 in run_cli(control, ["events", "--json"], capsys).stdout
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -409,6 +420,24 @@ def test_bad_files_change_nothing(control, capsys, tmp_path):
     assert lines[-1].startswith("hint: `shoal schema")
 
 
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        ("id: a\ntype: vm\nvm: {memory: 5}\n", "vm"),
+        ("id: a\ncontainer: {imag: x}\n", "container"),
+        ("id: g\nkind: group\nworkloads: []\n", "group"),
+        ("id: g\nkind: group\nmembers: [{id: a, type: vm, vm: {memory: 5}}]\n", "vm"),
+        ("id: g\nkind: group\nmembers: []\nmore: 1\n", "group"),
+        ("id: a\ntype: vm\nvm: {}\nx: 1\n---\nid: b\ntype: compose\ny: 1\n", "process"),
+        ("just words\n", "process"),
+    ],
+)
+def test_bad_files_name_the_schema_of_their_kind(control, capsys, tmp_path, text, schema):
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, text)], capsys)
+    assert outcome.code == 2
+    assert outcome.stderr.endswith(f"\nhint: `shoal schema {schema}` prints every field and its rule\n")
+
+
 def test_bad_yaml_has_a_line(control, capsys, tmp_path):
     path = spec(tmp_path, WEB + "labels: [\n")
     outcome = run_cli(control, ["apply", "-f", path], capsys)
@@ -554,6 +583,14 @@ def test_a_drain_need_not_be_waited_for(control, capsys):
     assert outcome.code == 4
     assert "the drain continues" in outcome.stderr
     assert "  web  waits for its turn\n" in outcome.stderr
+
+
+@pytest.mark.parametrize("state", ["Failed", "Completed"])
+def test_a_drain_does_not_name_what_has_ended(control, capsys, state):
+    control.workloads["ended"] = workload("ended", status=state)
+    outcome = run_cli(control, ["node", "drain", "node-1", "--timeout", "2s"], capsys)
+    assert "web" in outcome.stderr
+    assert "ended" not in outcome.stderr
 
 
 def test_a_drain_that_somebody_takes_back_ends_the_wait(control, capsys):

@@ -63,7 +63,11 @@ class Control(ScriptedControl):
         ("token create --uses 0", "--uses: must be at least 1 (got '0')", "`shoal token create --help`"),
         ("events --limit 5000", "--limit: must be at most 1000 (got '5000')", "`shoal events --help`"),
         ("events --limit few", "--limit: must be a whole number (got 'few')", "`shoal events --help`"),
-        ("schema cake", "KIND: must be one of process, container, compose, vm (got 'cake')", "`shoal schema --help`"),
+        (
+            "schema cake",
+            "KIND: must be one of process, container, compose, vm, group (got 'cake')",
+            "`shoal schema --help`",
+        ),
         ("statu", "no such command 'statu'", "did you mean `shoal status`?"),
         ("node drain n1 --wait", "no such option: --wait", "`shoal node drain --help`"),
         ("status --contol a:1", "no such option: --contol", "did you mean --control?"),

@@ -38,7 +38,7 @@ class OrphanWatch:
             await self.compare()
 
     async def compare(self) -> None:
-        """Note running runs of unknown workloads, and drop noted ones that no runtime has any more."""
+        """Note running runs of unknown workloads, and drop noted ones that no runtime has any longer."""
         # A workload that is deleted meanwhile may have been listed with a run that has ended since.
         known, noted = set(self._roster.actors), set(self._roster.orphans)
         listed: dict[str, RunInfo] = {}

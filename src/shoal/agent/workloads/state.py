@@ -666,7 +666,7 @@ def _reason_to_stop(state: WorkloadState) -> str:
 
 
 def _reason_to_interrupt(state: WorkloadState) -> str:
-    """Why a start or an update is not waited for: what it makes is not wanted any more. Empty when it is."""
+    """Why a start or an update is not waited for: what it makes is no longer wanted. Empty when it is."""
     is_interrupted = state.stage is Stage.STARTING or (state.stage is Stage.UPDATING and not _is_replaced(state))
     return _reason_to_stop(state) if is_interrupted else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,9 @@ _COLUMNS = (
     Column("MESSAGE", least=12),
     Column("BECAUSE", rank=2, least=16),
 )
+
+#: The revision of a spec without one of its own.
+_SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 def register(app: typer.Typer) -> None:
@@ -113,4 +117,5 @@ def line_of(event: Event) -> str:
 
 
 def _row(event: Event) -> list[str]:
-    return [output.local_time(event.time), event.kind, event.subject_id, event.message, event.cause]
+    message = _SHA256.sub(lambda found: output.short(found[0]), event.message)
+    return [output.local_time(event.time), event.kind, event.subject_id, message, event.cause]

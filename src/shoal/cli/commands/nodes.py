@@ -28,6 +28,7 @@ from shoal.cli.output.tables import Column
 from shoal.cli.output.units import cores, megabytes
 from shoal.core.errors import InvalidError, problem
 from shoal.model.nodes import DesiredNodeState, NodeState
+from shoal.model.phases import WorkloadPhase
 from shoal.model.selectors import parse_selector
 from shoal.model.views import NodeView, WorkloadView
 from shoal.model.workloads import DesiredState
@@ -289,7 +290,7 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
                 output.fail_with(f"the drain of node {node} was canceled", hint="`shoal node get` shows its state")
                 return 1
             leaving = await control.list_workloads(node_id=node)
-            rows = [_leaving_row(each) for each in leaving if each.desired_state == DesiredState.RUNNING]
+            rows = [_leaving_row(each) for each in leaving if _has_to_leave(each)]
             display.show([output.ProgressRow(node, view.status, _to_leave(view)), *rows])
             if clock.monotonic() >= ends_at:
                 output.fail_with(
@@ -301,6 +302,12 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
             await clock.sleep(min(LOOK_EVERY, max(0.001, ends_at - clock.monotonic())))
     output.words(f"node {node} is drained")
     return 0
+
+
+def _has_to_leave(view: WorkloadView) -> bool:
+    """Whether a drain waits for it: what has ended may stay."""
+    has_ended = (view.state or view.status) in (WorkloadPhase.FAILED.value, WorkloadPhase.COMPLETED.value)
+    return view.desired_state == DesiredState.RUNNING and not has_ended
 
 
 def _leaving_row(view: WorkloadView) -> output.ProgressRow:

@@ -12,12 +12,13 @@ from shoal.cli.connection.options import Json
 
 
 class Kind(enum.StrEnum):
-    """A kind of workload."""
+    """A kind of document."""
 
     PROCESS = "process"
     CONTAINER = "container"
     COMPOSE = "compose"
     VM = "vm"
+    GROUP = "group"
 
 
 def register(app: typer.Typer) -> None:
@@ -26,12 +27,14 @@ def register(app: typer.Typer) -> None:
     app.command("version", rich_help_panel="Other")(version)
 
 
-def schema(kind: Annotated[Kind, typer.Argument(metavar="KIND", help="process, container, compose or vm")]) -> None:
-    """Print the JSON Schema of a workload document, for editors and other checkers."""
-    from shoal.model.documents import workload_schema
+def schema(
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="process, container, compose, vm or group")],
+) -> None:
+    """Print the JSON Schema of a workload or group document, for editors and other checkers."""
+    from shoal.model.documents import group_schema, workload_schema
     from shoal.model.workloads import WorkloadType
 
-    output.json_document(workload_schema(WorkloadType(kind.value)))
+    output.json_document(group_schema() if kind is Kind.GROUP else workload_schema(WorkloadType(kind.value)))
 
 
 def version(*, as_json: Json = False) -> None:

@@ -190,7 +190,7 @@ async def _start(fleet: LocalFleet) -> None:
 
         async def start_agent(name: str) -> None:
             await fleet.start_agent(name)
-            show(name, "Pending", "waiting for its node to be Ready")
+            show(name, "Starting", "waiting until its node is Ready")
 
         show("control", "Starting")
         await fleet.start_control()

@@ -100,7 +100,7 @@ def delete(job: Job, which: Which, *, dataflow: Only = None, data_dir: DataDir =
     """Delete a savepoint: its files are removed with the next checkpoint of the job that does not need them."""
     for each in _jobs(job, dataflow, data_dir):
         number = each.delete(checkpoint_of(which) or 0)
-        output.words(f"{each.job}: checkpoint {number} is no savepoint any more")
+        output.words(f"{each.job}: checkpoint {number} is no longer a savepoint")
 
 
 def checkpoint_of(text: str | None) -> int | str | None:

@@ -70,7 +70,7 @@ def serve(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", envvar="SHOAL_INSECURE", metavar="", help="For --control: no TLS, where no one listens"
+            "--insecure", envvar="SHOAL_INSECURE", metavar="", help="For --control: no TLS, nothing is encrypted"
         ),
     ] = False,
     agent_host: Annotated[

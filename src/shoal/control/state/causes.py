@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 
+from shoal.control.state.lifecycle.phases import has_crashed
 from shoal.model.workloads import Exit, FailureReason, RunState, RunStatus
 from shoal.wire.transport import Call
 
@@ -42,7 +43,13 @@ def cause_of_status(status: RunStatus, before: RunStatus | None) -> str:
         return "its readiness probe failed"
     if status.state is RunState.UNKNOWN:
         return "its agent cannot tell"
-    return f"it was {known.state.value}"
+    return f"it {_words_of_state(known)}"
+
+
+def _words_of_state(status: RunStatus) -> str:
+    if status.state is RunState.PENDING:
+        return "had crashed" if has_crashed(status) else "was starting"
+    return f"was {status.state.value}"
 
 
 def _words_of_exit(ended: Exit) -> str:

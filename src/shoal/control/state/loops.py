@@ -55,7 +55,7 @@ class Rounds:
         self._kinds[kind] += 1
 
     def succeeded(self, about: str = "") -> None:
-        """Note a success. It is logged when nothing fails any more."""
+        """Note a success. It is logged when nothing fails any longer."""
         if self.forget(about) and not self._failing:
             log.info("%s: succeeded again", self.name)
 

@@ -55,7 +55,7 @@ def can_return(record: WorkloadRecord) -> bool:
         and is_held(record, move.away_from)
         and record.generation == move.generation
         and move.away_from in record.left_on
-        # Else there may be no room for it any more: what it held there was not as much as it would need.
+        # Else there may be no room left for it: what it held there was not as much as it would need.
         and held_reservation(record) == (record.reserved, record.reserved_ports)
     )
 

@@ -37,7 +37,7 @@ Report = tuple[NodeId, RunStatus]
 
 
 _KINDS = {
-    RunState.PENDING: EventKind.WORKLOAD_PENDING,
+    RunState.PENDING: EventKind.WORKLOAD_STARTING,
     RunState.RUNNING: EventKind.WORKLOAD_RUNNING,
     RunState.STOPPED: EventKind.WORKLOAD_STOPPED,
     RunState.FAILED: EventKind.WORKLOAD_FAILED,

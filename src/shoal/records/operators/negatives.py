@@ -25,7 +25,7 @@ class ItemPool:
     """The item's side of recent rows: the newest of each channel, in bounded memory.
 
     Items stay where they came, as Arrow columns. Each channel has a ring of their numbers. When half of the stored
-    items are in no ring any more, the others move together, so that a pool never holds more than twice its items and
+    items are no longer in a ring, the others move together, so that a pool never holds more than twice its items and
     one batch.
     """
 

@@ -303,7 +303,7 @@ class ComposeRuntime:
         """Start the project again that ran before an update, also if an earlier agent had started it."""
         previous = await self._previous.find(run.run_id, run.previous)
         if previous is None or not run.folder:
-            log.warning("run %s: the project before its update is not known any more", run.run_id)
+            log.warning("run %s: the project before its update is no longer known", run.run_id)
         else:
             folder = Path(run.folder)
             try:

@@ -68,7 +68,7 @@ def groups_of(pid: int) -> tuple[str, ...]:
     return tuple(str(place.directory) for place in read_memberships(pid=pid) if pid and place.directory != place.top)
 
 
-def is_process_of(pid: int, container_id: str, run_id: str) -> bool:
+def is_process_of(pid: int, container_id: str, run_id: RunId) -> bool:
     """Whether a process of this machine is one of a container: an engine elsewhere counts in numbers of its own.
 
     Its groups say so, and where containers have none, the variable that it was started with.

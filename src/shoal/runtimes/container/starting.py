@@ -45,7 +45,7 @@ def check_mounts(spec: ContainerSpec, own: Sequence[str]) -> None:
 async def check_guarded(api: EngineApi, guard: Guard, container_id: str, clock: Clock) -> None:
     """Check that a guard can end a container that was started. Raises `RunError`.
 
-    One that ends at this moment has no process any more, and the engine may not know yet.
+    One that ends at this moment has no process left, and the engine may not know yet.
     """
     for _ in range(_LOOKS):
         found = await api.container(container_id)

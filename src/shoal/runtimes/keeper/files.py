@@ -83,7 +83,7 @@ class KeeperFiles:
         """A word that tells this keeper's processes and cgroups from those of others on the machine.
 
         Made from the directory's own identity, so it survives a rename and needs no randomness. It has to be unique
-        for one boot only: after a reboot no process carries it any more.
+        for one boot only: after a reboot no process carries it.
         """
         found = self.home.stat()
         return f"{found.st_dev:x}-{found.st_ino:x}"

@@ -288,7 +288,7 @@ class Keeper:
         self._runs.settle()
 
     def _look_around(self) -> None:
-        """Once a second: go if nobody needs a keeper any more, and keep the log small."""
+        """Once a second: end if no keeper is needed any longer, and keep the log small."""
         now = self.loop.now()
         if self._connections or self._runs.alive:
             self._alone_since = now

@@ -222,7 +222,7 @@ class DiskStore:
                 replace_file(directory / f"{each.name}.json", json.dumps(fields).encode())
 
     async def _check_disk(self, workload_id: WorkloadId, name: str, wanted: VmDisk) -> None:
-        """Check that a disk can be made, or be what the spec says of it. One that is there needs no image any more."""
+        """Check that a disk can be made, or be what the spec says of it. One that exists needs no image."""
         size, is_own = wanted.size_gb * _GB, not is_attached_as_it_is(wanted)
         made = await asyncio.to_thread(_file_of, self._directory(workload_id, wanted.pool_name), name)
         if wanted.path:

@@ -50,7 +50,9 @@ class Access:
             yield problem(f"{at}insecure", None, together([name for name in FILES if name not in missing]))
         elif not self.insecure and len(missing) == len(FILES):
             yield problem(
-                f"{at}ca", None, f"is required, with cert and key: {otherwise}, or give --insecure where no one listens"
+                f"{at}ca",
+                None,
+                f"is required, with cert and key: {otherwise}, or give --insecure: then nothing is encrypted",
             )
         elif not self.insecure:
             for name in missing:

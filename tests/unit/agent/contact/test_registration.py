@@ -469,7 +469,7 @@ async def test_a_client_makes_each_call_of_an_agent(tmp_path):
             ControlClient(it.network.transport("agent"), [])
 
 
-async def test_an_agent_that_stands_alone_takes_orders(tmp_path):
+async def test_an_agent_that_stands_alone_takes_commands(tmp_path):
     async with scene(tmp_path, serve=False) as it:
         agent = await it.start(control=(), standalone=True)
         await it.apply(agent)
@@ -580,7 +580,7 @@ async def test_a_new_leader_that_answers_is_stayed_with(tmp_path, streams):
         agent = await it.start(control=(CONTROL, OTHER))
         await asyncio.sleep(5)
         second = await second_leader(it, streams, term=4)
-        it.control.term = 6  # the same control plane leads anew, and says so by an order first
+        it.control.term = 6  # the same control plane leads anew, and a command says so first
         await command_of(it, agent, 6)
         await asyncio.sleep(40)
         assert agent.registration.address == CONTROL

@@ -1,4 +1,4 @@
-"""Which orders are taken."""
+"""Which commands are taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads on a fake machine, in virtual time: orders, ends, restarts of the agent."""
+"""Workloads on a fake machine, in virtual time: commands, ends, restarts of the agent."""
 
 from __future__ import annotations
 

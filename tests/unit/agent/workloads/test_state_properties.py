@@ -101,7 +101,7 @@ class OneWorkload(RuleBasedStateMachine):
         if ends_well and self.rules.restart.completes and current:
             self.completed.add((progress.born, progress.run_sha256, progress.attempt))
 
-    # -- orders ------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------
 
     @rule(
         spec=st.sampled_from(["spec 1", "spec 2"]),

@@ -129,7 +129,7 @@ class TestForeignClients:
         stream.say(delete=pb.DeleteWorkloadRequest(workload_id="web"))
         stream.say(call_reply=pb.CallReply(), message_id=5)
         stream.end()
-        # The node that was registered here is sent an order, too: that is no reply.
+        # The node that was registered here is sent a command, too: that is no reply.
         replies = [reply for reply in await stream.hear_all() if not reply.HasField("call")]
         assert [reply.WhichOneof("message") for reply in replies] == [
             "register_reply",
@@ -319,25 +319,29 @@ class TestWhoMayWhat:
         reply = await stream.ask(**member)
         return error_of(status_from_proto(reply.error)) if reply.HasField("error") else None
 
-    async def test_an_agent_speaks_for_its_own_node_only(self, secure):
+    @pytest.mark.parametrize(
+        ("name", "message"), [("register", pb.RegisterNodeRequest), ("heartbeat", pb.HeartbeatRequest)]
+    )
+    async def test_an_agent_speaks_for_its_own_node_only(self, secure, name, message):
         stream = secure(Role.AGENT, "n1")
-        assert await self.outcome(stream, register=pb.RegisterNodeRequest(node_id="n1")) is None
-        assert await self.outcome(stream, heartbeat=pb.HeartbeatRequest(node_id="n1")) is None
-        for member in (
-            {"register": pb.RegisterNodeRequest(node_id="n2")},
-            {"heartbeat": pb.HeartbeatRequest(node_id="n2")},
-        ):
-            denied = await self.outcome(stream, **member)
-            assert isinstance(denied, DeniedError)
-            assert "own node only" in denied.message
+        assert await self.outcome(stream, **{name: message(node_id="n1")}) is None
+        denied = await self.outcome(stream, **{name: message(node_id="n2")})
+        assert isinstance(denied, DeniedError)
+        assert "own node only" in denied.message
 
-    async def test_requests_are_for_operators_and_heartbeats_for_agents(self, secure):
-        agent, operator = secure(Role.AGENT, "n1"), secure(Role.OPERATOR, "ann")
-        for member in ({"apply": apply_request()}, {"delete": pb.DeleteWorkloadRequest(workload_id="web")}):
-            denied = await self.outcome(agent, **member)
-            assert isinstance(denied, DeniedError)
-            assert "operator" in denied.message
-            assert await self.outcome(operator, **member) is None
+    @pytest.mark.parametrize(
+        "member",
+        [{"apply": apply_request()}, {"delete": pb.DeleteWorkloadRequest(workload_id="web")}],
+        ids=["apply", "delete"],
+    )
+    async def test_requests_are_for_operators(self, secure, member):
+        denied = await self.outcome(secure(Role.AGENT, "n1"), **member)
+        assert isinstance(denied, DeniedError)
+        assert "operator" in denied.message
+        assert await self.outcome(secure(Role.OPERATOR, "ann"), **member) is None
+
+    async def test_heartbeats_are_for_agents(self, secure):
+        operator = secure(Role.OPERATOR, "ann")
         denied = await self.outcome(operator, heartbeat=pb.HeartbeatRequest(node_id="ann"))
         assert isinstance(denied, DeniedError)
 

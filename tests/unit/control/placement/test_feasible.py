@@ -282,13 +282,11 @@ def test_near_by_host_and_what_it_says() -> None:
     assert missing["c"] == "near: no workload with app=db in rack=(not set)"
 
 
-def test_nodes_that_do_not_say_are_hosts_and_zones_of_their_own() -> None:
+@pytest.mark.parametrize("scope", ["host", "zone"])
+def test_nodes_that_do_not_say_are_hosts_and_zones_of_their_own(scope: str) -> None:
     nodes = (node("a", tenants={"web-1": {"app": "web"}}), node("b"))
-    for scope in ("host", "zone"):
-        assert [bool(each) for each in meet(request(rules=requiring(apart(scope, app="web"))), *nodes).values()] == [
-            True,
-            False,
-        ]
+    found = meet(request(rules=requiring(apart(scope, app="web"))), *nodes)
+    assert [bool(each) for each in found.values()] == [True, False]
 
 
 def test_the_first_of_those_who_want_to_be_together_may_go_anywhere() -> None:

@@ -1,6 +1,7 @@
 """Every event says what it follows from."""
 
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -8,11 +9,17 @@ from shoal.control.state.causes import cause_of_call, cause_of_status
 from shoal.core.ids import WorkloadId
 from shoal.model.identity import Identity, Role
 from shoal.model.workloads import Exit, FailureReason, RunState, RunStatus
+from shoal.testing.control import START
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Call
 
 APPLY = "/persys.control.v1.AgentControl/ApplyWorkload"
+
+
+DIED = Exit(3)
+#: What an agent reports while it waits before it starts a run again.
+CRASHED = {"exit": DIED, "failure": FailureReason.RUNTIME_ERROR, "next_restart_at": START + timedelta(seconds=5)}
 
 
 def status(state: RunState = RunState.RUNNING, **fields) -> RunStatus:
@@ -43,6 +50,8 @@ def test_a_call_is_told_with_its_caller():
         (status(RunState.PENDING, deleting=True), status(), "it is being deleted"),
         (status(RunState.UNKNOWN), status(), "its agent cannot tell"),
         (status(RunState.STOPPED), status(), "it was Running"),
+        (status(RunState.PENDING), status(RunState.PENDING), "it was starting"),
+        (status(RunState.PENDING, pid=8, exit=DIED), status(RunState.PENDING, **CRASHED), "it had crashed"),
     ],
 )
 def test_a_status_is_told_with_what_the_agent_saw(now, before, words):

@@ -1,4 +1,4 @@
-"""Secrets in the control plane: set and named, never read back, opened only for an order."""
+"""Secrets in the control plane: set and named, never read back, opened only for a command."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_workload_waits_for_a_secret_that_is_not_there_and_goes_on_at_on
     assert dict(node.runs["web"].request.secrets) == {"db-password": VALUE}
 
 
-async def test_a_new_value_is_for_the_next_order(kit):
+async def test_a_new_value_is_for_the_next_command(kit):
     node = kit.node("n1")
     await set_secret(kit)
     await apply(kit)

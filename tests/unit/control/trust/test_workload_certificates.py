@@ -249,7 +249,7 @@ async def test_a_workload_in_no_group_is_refused_at_once(fleet):
     assert "is for members of groups" in answer.error_message
 
 
-async def test_an_agent_without_a_certificate_takes_no_such_order(tmp_path):
+async def test_an_agent_without_a_certificate_takes_no_such_command(tmp_path):
     async with scene(tmp_path) as it:
         agent = await it.start()
         await asyncio.sleep(1)

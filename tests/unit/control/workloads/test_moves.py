@@ -3,6 +3,7 @@
 import dataclasses
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,10 +92,9 @@ class TestReplacementFirst:
         assert not moves.can_return(begun_first(spec=_needs(cpu_millicores=400), reserved=smaller))
         assert moves.can_return(begun_first(spec=_needs(cpu_millicores=100), reserved=smaller))
 
-    def test_a_stop_or_delete_stops_both_copies(self):
-        moved = begun_first()
-        for desired in (DesiredState.STOPPED, DesiredState.DELETED):
-            assert is_superseded(_with(moved, desired=desired), OLD, 3)
+    @pytest.mark.parametrize("desired", [DesiredState.STOPPED, DesiredState.DELETED])
+    def test_a_stop_or_delete_stops_both_copies(self, desired):
+        assert is_superseded(_with(begun_first(), desired=desired), OLD, 3)
 
     def test_a_third_node_may_take_over(self):
         moved = begun_first()

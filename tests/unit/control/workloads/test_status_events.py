@@ -38,7 +38,7 @@ async def kit(tmp_path):
         ([UNREADY, {}], ["WorkloadNotReady", "WorkloadRunning"]),
         ([CRASHED], ["WorkloadCrashed"]),
         ([UNREADY, CRASHED], ["WorkloadNotReady", "WorkloadCrashed"]),
-        ([CRASHED, {"state": RunState.PENDING, "pid": 8, "restarts": 1}], ["WorkloadCrashed", "WorkloadPending"]),
+        ([CRASHED, {"state": RunState.PENDING, "pid": 8, "restarts": 1}], ["WorkloadCrashed", "WorkloadStarting"]),
         ([CRASHED, CRASHED], ["WorkloadCrashed"]),
     ],
     ids=["not ready", "ready again", "crash", "crash while not ready", "started again", "the same crash"],

@@ -70,6 +70,14 @@ async def test_an_engine_that_is_lost_meanwhile_delays_nothing() -> None:
         assert await connection.health() == "unhealthy: gone"
 
 
+async def test_an_agent_that_ends_loses_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(Comparisons()) as connection:
+        pass
+    assert connection.current is None
+    assert await connection.health() == "unhealthy: the agent has let go of it"
+    assert caplog.text == ""
+
+
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -21,6 +21,7 @@ from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, 
 from shoal.core.files import read_bytes
 from shoal.model.documents import Document, GroupDocument, WorkloadDocument, read_document
 from shoal.model.views import WorkloadView
+from shoal.model.workloads import WorkloadType
 
 if TYPE_CHECKING:
     import yaml
@@ -29,7 +30,8 @@ MAX_BYTES = 16 * 1024 * 1024
 MAX_ENTRIES = 200_000
 """A file with anchors can unfold to far more than its size; this bounds what is read from one."""
 
-_SCHEMA = "`shoal schema process` prints every field and its rule"
+_SCHEMA_OF = "`shoal schema {}` prints every field and its rule"
+_SCHEMA = _SCHEMA_OF.format("process")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _PART = re.compile(r"[^.\[\]]+|\[[0-9]+\]")
 
@@ -100,7 +102,7 @@ def read_specs(
                 found.extend(parse_specs(text, source="<stdin>" if path == "-" else path, read=read))
             except InvalidError as error:
                 problems.extend(error.problems)
-                hint = _SCHEMA if read is read_document else ""
+                hint = (error.hint or _SCHEMA) if read is read_document else ""
     repeated = list(_repeated(found))
     if repeated:
         problems.extend(repeated)
@@ -132,18 +134,21 @@ def parse_specs(text: str, *, source: str, read: Callable[[object], Any] = read_
 
     found: list[LocatedDocument[Any]] = []
     problems: list[Problem] = []
+    schemas: set[str] = set()
     try:
         loader = yaml.SafeLoader(text)
         while loader.check_node():
             node = loader.get_node()
             if node is None or _is_empty(node):
                 continue
+            content: object = None
             try:
                 problems.extend(_repeated_keys(node, source))
-                document = read(loader.construct_document(node))
-                found.append(LocatedDocument(document, source, node.start_mark.line + 1))
+                content = loader.construct_document(node)
+                found.append(LocatedDocument(read(content), source, node.start_mark.line + 1))
             except InvalidError as error:
                 problems.extend(_with_line(each, node, source) for each in error.problems)
+                schemas.add(_schema_of(content, error.problems))
             except ValueError as error:  # such as the thirteenth month of a date, or a number of ten thousand digits
                 problems.append(Problem(f"{source}:{node.start_mark.line + 1}", "", f"cannot be read: {error}"))
     except yaml.YAMLError as error:
@@ -151,8 +156,22 @@ def parse_specs(text: str, *, source: str, read: Callable[[object], Any] = read_
     except RecursionError:
         problems.append(Problem(source, "", "is nested too deeply"))
     if problems:
-        raise InvalidError(problems)
+        raise InvalidError(problems, hint=_SCHEMA_OF.format(schemas.pop()) if len(schemas) == 1 else "")
     return found
+
+
+def _schema_of(content: object, problems: Sequence[Problem]) -> str:
+    """The name of the schema that tells what is wrong with a document: its kind of workload, or group."""
+    if not isinstance(content, dict):
+        return WorkloadType.PROCESS.value
+    if content.get("kind") == "group":
+        members = content.get("members")
+        if not isinstance(members, list) or not all(each.field.startswith("members[") for each in problems):
+            return "group"
+        return _schema_of(members[0], ()) if members else "group"
+    kinds = (kind.value for kind in WorkloadType)
+    usual = WorkloadType.PROCESS.value
+    return next((each for each in kinds if each == content.get("type") or each in content), usual)
 
 
 def read_file(path: str) -> bytes:

@@ -88,7 +88,8 @@ class EngineConnection:
 
     async def close(self) -> None:
         """Let go of the engine."""
-        await self._lose("closed")
+        self._problem = "the agent has let go of it"
+        await self._lose(self._problem)
 
     async def health(self) -> str:
         """`healthy`, or `unhealthy: ` and why."""

@@ -62,7 +62,7 @@ class Run:
         self.pidfd = -1
         #: Its parent, if that is not the keeper.
         self.watchdog: watchdog.Watchdog | None = None
-        #: What was seen of its processes before this moment says nothing any more.
+        #: What was seen of its processes before this moment no longer counts.
         self.looked_at = 0.0
         # Only while it starts.
         self.fresh: FreshRun | None = None
@@ -387,7 +387,7 @@ class Runs:
             guard.close()
 
     def _watchdog_ended(self, run: Run) -> None:
-        """A watchdog is gone. If its run is not, the kernel kills the main process now; nobody guards that any more."""
+        """A watchdog is gone. If its run is not, the kernel kills the main process now; nothing guards it."""
         self._hear_watchdog(run)
         if run.watchdog is not None:
             self._close_pipe(run.watchdog)

@@ -77,10 +77,10 @@ class TestWorkloads:
 
 
 class TestNodes:
-    def test_a_single_loss_is_never_slowed_down(self):
-        for fleet in (1, 2, 3, 10, 1000):
-            verdict = judge(FleetHealth(fleet - 1, 0, lost(1)))
-            assert verdict.declare_lost == ("n0",)
+    @pytest.mark.parametrize("fleet", [1, 2, 3, 10, 1000])
+    def test_a_single_loss_is_never_slowed_down(self, fleet):
+        verdict = judge(FleetHealth(fleet - 1, 0, lost(1)))
+        assert verdict.declare_lost == ("n0",)
 
     def test_several_go_one_after_another(self):
         health = FleetHealth(18, 0, lost(4))
