@@ -416,7 +416,7 @@ def test_up_gives_up_on_what_dies_again_and_again(start_up, tmp_path):
     [
         "",
         *(pytest.param(each, marks=pytest.mark.long) for each in ("control: Starting", "control: Ready")),
-        "node-1: Pending",
+        "waiting until its node is Ready",
     ],
 )
 def test_ctrl_c_while_up_starts_leaves_nothing_behind(start_up, tmp_path, words):
