@@ -373,6 +373,22 @@ async def test_latest_once_finds_a_version_that_comes_later(stage, monkeypatch):
         assert policies == [[9], [3]]
 
 
+async def test_a_directory_that_cannot_be_read_for_a_while_ends_no_agent(stage, monkeypatch, caplog):
+    monkeypatch.setattr("shoal.serving.agents.roles.VERSION_SECONDS", 0.05)
+    base = stage.folder / "exports"
+    (base / "ps_0" / "9").mkdir(parents=True)
+    async with roles(stage, deploy_type="ps", base_path=str(base), version_policy="latest_once") as made:
+        await made.agent.start()
+        made.load("ps")
+        with pytest.MonkeyPatch.context() as away:
+            looks = Mock(side_effect=UnavailableError("the file system is away"))
+            away.setattr(ChosenVersions, "choose", looks)
+            await until(lambda: looks.call_count > 1)
+        (base / "ps_1" / "3").mkdir(parents=True)
+        await until(lambda: made.servers["ps"].models.names() == ("ps_0", "ps_1"))
+        assert caplog.text.count("the file system is away") == 1
+
+
 async def test_a_model_server_that_starts_again_is_told_of_versions_that_are_there(stage, monkeypatch):
     """Files of old versions are removed while a model server has them loaded."""
     base = stage.folder / "exports"

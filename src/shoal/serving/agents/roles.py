@@ -30,7 +30,7 @@ from shoal.serving.config import deployment as deployments
 from shoal.serving.config.deployment import Deployment, Role
 from shoal.serving.models.chosen import ChosenVersions
 from shoal.serving.models.client import ModelServerClient
-from shoal.serving.models.configs import config_text, model_names, role_config
+from shoal.serving.models.configs import config_text, model_names, role_config, server_config
 from shoal.serving.models.platform import needs_platform_file, platform_text
 from shoal.serving.processes.commands import model_server_command, proxy_command
 from shoal.serving.processes.graph import ProcessNode, start_order
@@ -211,11 +211,10 @@ class RoleAgent:
         try:
             async with self._choosing:
                 self._chosen.look_again(model.base_path for model in known.model_config_list.config)
-                self._configs[node.name] = await asyncio.to_thread(self._config, role)
-            if self._configs[node.name] != known:
-                await asyncio.to_thread(self._write_config, node.name)
+                found = await asyncio.to_thread(self._config, role)
+                if found != self._configs[node.name]:
+                    await self._replace_config(node.name, found)
         except ShoalError as error:
-            self._configs[node.name] = known
             log.warning("%s is started with the versions that it had: %s", node.name, error)
         return dataclasses.replace(node, config=config_text(self._configs[node.name]))
 
@@ -253,21 +252,38 @@ class RoleAgent:
 
     async def _complete_configs(self) -> None:
         """Add models that had no version when their model server was started."""
-        deployment = self._parts.deployment
-        while deployment.settings.version_policy == "latest_once":
+        told = ""
+        while self._parts.deployment.settings.version_policy == "latest_once":
             await self._parts.clock.sleep(VERSION_SECONDS)
-            for server in deployment.servers:
-                async with self._choosing:
-                    found = await asyncio.to_thread(self._config, server.role)
-                known = self._configs[server.name]
-                new = [model for model in found.model_config_list.config if model.name not in model_names(known)]
-                if not new:
-                    continue
-                # Those that are there stay at their version.
-                known.model_config_list.config.extend(new)
-                await asyncio.to_thread(self._write_config, server.name)
-                with contextlib.suppress(ShoalError):
-                    await self._clients[server.name].reload(self._configs[server.name])
+            try:
+                for server in self._parts.deployment.servers:
+                    await self._complete_config(server)
+            except ShoalError as error:
+                if error.message != told:
+                    log.warning("models without a version are looked for again in %g s: %s", VERSION_SECONDS, error)
+                told = error.message
+
+    async def _complete_config(self, server: deployments.Server) -> None:
+        """Raises `ShoalError` for a directory that cannot be read, or a file that cannot be written."""
+        async with self._choosing:
+            found = await asyncio.to_thread(self._config, server.role)
+            known = self._configs[server.name]
+            new = [model for model in found.model_config_list.config if model.name not in model_names(known)]
+            if not new:
+                return
+            # Those that are there stay at their version.
+            await self._replace_config(server.name, server_config([*known.model_config_list.config, *new]))
+        with contextlib.suppress(ShoalError):
+            await self._clients[server.name].reload(self._configs[server.name])
+
+    async def _replace_config(self, name: str, config: pb.ModelServerConfig) -> None:
+        """Take another configuration, once it is in its file. Raises `ShoalError`."""
+        known, self._configs[name] = self._configs[name], config
+        try:
+            await asyncio.to_thread(self._write_config, name)
+        except ShoalError:
+            self._configs[name] = known
+            raise
 
     # --- replicas -----------------------------------------------------------------------------------------
 
