@@ -21,7 +21,16 @@ from shoal.tables.dumps import arrow, monolith
 from shoal.tables.dumps.framing import RecordReader, frame_lines
 from shoal.tables.dumps.snappy import SnappyReader
 from shoal.tables.settings.compressors import Fp16
-from shoal.tables.settings.optimizers import OPTIMIZERS, Adagrad, Adam, BatchSoftmax, DynamicWdAdagrad, Ftrl, Sgd
+from shoal.tables.settings.optimizers import (
+    OPTIMIZERS,
+    Adagrad,
+    Adam,
+    BatchSoftmax,
+    DynamicWdAdagrad,
+    Ftrl,
+    MovingAverage,
+    Sgd,
+)
 from shoal.tables.settings.table import ExpirySettings, SliceSettings, TableKind, TableSettings
 from shoal.tables.table import EmbeddingTable, Entries, TimeBasis
 from shoal.wire.pb.monolith.native_training.runtime.hash_table import dump_pb2 as pb
@@ -378,9 +387,10 @@ def as_messages(table: EmbeddingTable) -> list[bytes]:
             entry = pb.EntryDump(id=int(key), num=weights.tolist(), last_update_ts_sec=int(time))
             start = 0
             for settings in table.settings.slices:
-                dump = entry.opt.dump.add()
                 if settings.optimizer.kind == "moving_average":
-                    continue
+                    entry.opt.SetInParent()
+                    continue  # Monolith saves nothing of it
+                dump = entry.opt.dump.add()
                 message = getattr(dump, settings.optimizer.kind)
                 message.SetInParent()
                 for name, size in settings.optimizer.state:
@@ -474,6 +484,21 @@ def test_lines_are_framed_as_records(lines: int, width: int, data: st.DataObject
     content = data.draw(st.binary(min_size=lines * width, max_size=lines * width))
     made = np.frombuffer(content, np.uint8).reshape(lines, width)
     assert frame_lines(made) == b"".join(frame(each.tobytes()) for each in made)
+
+
+def test_entries_of_earlier_versions_have_an_empty_message_for_a_moving_average(tmp_path: Path) -> None:
+    table = filled((SliceSettings(1, optimizer=MovingAverage()), SliceSettings(2, optimizer=Adam())), 20)
+    records = []
+    for each in as_messages(table):
+        entry = pb.EntryDump.FromString(each)
+        (adam,) = entry.opt.dump
+        entry.opt.CopyFrom(pb.OptimizerDump(dump=[pb.SingleOptimizerDump(), adam]))
+        records.append(frame(entry.SerializeToString()))
+    path = tmp_path / "t-00000-of-00001"
+    path.write_bytes(b"".join(records))
+    copy = EmbeddingTable(table.settings)
+    assert monolith.load(str(path), copy) == 20
+    assert contents(copy) == contents(table)
 
 
 def test_the_last_entry_of_an_id_wins_however_it_is_written(tmp_path: Path) -> None:

@@ -79,6 +79,11 @@ class Template:
         return Entries(ids, _from_varints(lines[:, at : at + size]), weights.reshape(ids.size, -1), found)
 
 
+def stateful(slices: Sequence[SliceSettings]) -> tuple[SliceSettings, ...]:
+    """Those that have a message in the state of an entry: all but moving averages, for which Monolith has none."""
+    return tuple(each for each in slices if not isinstance(each.optimizer, MovingAverage))
+
+
 class Templates:
     """The templates of one table.
 
@@ -89,6 +94,7 @@ class Templates:
 
     def __init__(self, slices: Sequence[SliceSettings], *, states: bool) -> None:
         self._slices = tuple(slices)
+        self._stateful = stateful(slices)
         self._states = states
         self._width = sum(each.dim for each in slices)
         self._steps = step_columns(self._slices) if states else []
@@ -115,9 +121,9 @@ class Templates:
             return None
         steps = []
         if self._states:
-            if len(entry.opt.dump) != len(self._slices):
+            if len(entry.opt.dump) != len(self._stateful):
                 return None
-            for each, dump in zip(self._slices, entry.opt.dump, strict=True):
+            for each, dump in zip(self._stateful, entry.opt.dump, strict=True):
                 names = [name for name, size in each.optimizer.state if size == STEP]
                 steps += [getattr(getattr(dump, each.optimizer.kind), name) for name in names]
         sizes = _varint_sizes(np.array([entry.last_update_ts_sec, *steps], np.int64)).tolist()
@@ -151,7 +157,7 @@ class Templates:
         steps: list[tuple[int, int, int]] = []
         if self._states:
             remaining, column, parts = list(step_sizes), 0, []
-            for each in self._slices:
+            for each in self._stateful:
                 part, column = _slice_layout(each, column, remaining)
                 parts.append(part)
             whole = _Layout.joined(parts, _tag(1, _SIZED))
@@ -204,8 +210,6 @@ class _Layout:
 
 def _slice_layout(each: SliceSettings, column: int, step_sizes: list[int]) -> tuple[_Layout, int]:
     """A `SingleOptimizerDump`, and the column of the state after it. Takes the sizes of its steps."""
-    if isinstance(each.optimizer, MovingAverage):
-        return _Layout(), column  # it has no state, and no message
     member: Any = pb.SingleOptimizerDump.DESCRIPTOR.fields_by_name[each.optimizer.kind]
     spans = []
     for name, size in each.optimizer.state:

@@ -18,12 +18,12 @@ from google.protobuf.message import DecodeError
 from shoal.core import files
 from shoal.core.errors import CorruptError, InvalidError, problem
 from shoal.core.tfrecords import frame, read_records
-from shoal.tables.dumps.entries import Templates
+from shoal.tables.dumps.entries import Templates, stateful
 from shoal.tables.dumps.framing import RecordReader, frame_lines, offsets_before
 from shoal.tables.dumps.shards import DumpWriter, counts_path, find
 from shoal.tables.dumps.snappy import SnappyReader, SnappyWriter
 from shoal.tables.layout import Floats
-from shoal.tables.settings.optimizers import STEP, MovingAverage
+from shoal.tables.settings.optimizers import STEP
 from shoal.tables.settings.table import SliceSettings, TableKind
 from shoal.tables.table import EmbeddingTable, Entries, TimeBasis
 from shoal.wire.pb.monolith.native_training.runtime.hash_table import dump_pb2 as pb
@@ -234,14 +234,19 @@ def _decode(path: str, table: EmbeddingTable, records: Mapping[int, bytes]) -> E
 def _states(path: str, table: EmbeddingTable, held: Sequence[pb.EntryDump]) -> Floats:
     """The states of entries. Entries without any, as `append_entry_dump` of Monolith writes them, get first states."""
     found = table.first_states(len(held))
+    slices, wanted = table.settings.slices, stateful(table.settings.slices)
     for line, each in enumerate(held):
         if not each.HasField("opt"):
             continue
-        if len(each.opt.dump) != len(table.settings.slices):
-            rule = f"must have the state of {len(table.settings.slices)} slices"
-            raise InvalidError([problem(f"entry {each.id}", len(each.opt.dump), rule)], what=path)
+        dumps = list(each.opt.dump)
+        if len(dumps) == len(slices) != len(wanted):
+            # Earlier versions wrote an empty message for a moving average.
+            dumps = [dump for settings, dump in zip(slices, dumps, strict=True) if settings in wanted]
+        if len(dumps) != len(wanted):
+            rule = f"must have the state of {len(wanted)} slices"
+            raise InvalidError([problem(f"entry {each.id}", len(dumps), rule)], what=path)
         start = 0
-        for settings, dump in zip(table.settings.slices, each.opt.dump, strict=True):
+        for settings, dump in zip(wanted, dumps, strict=True):
             start = _read_state(path, each.id, settings, dump, found[line], start)
     return found
 
@@ -251,8 +256,6 @@ def _read_state(  # noqa: PLR0917  where it is, what it is, where it goes
 ) -> int:
     """Write the state of one slice into a line. Returns where the next begins."""
     kind = settings.optimizer.kind
-    if isinstance(settings.optimizer, MovingAverage):
-        return start
     if dump.WhichOneof("type") != kind:
         rule = f"must be the state of {kind}, as the slice says"
         raise InvalidError([problem(f"entry {key}", dump.WhichOneof("type"), rule)], what=path)
