@@ -65,6 +65,8 @@ async def test_it_is_saved_rescaled_stopped_and_resumed(kit, control, capsys):
     assert any("job j: rescale" in cause for cause in await causes(kit, "j-host-2")), "an assignment has its cause"
     assert await changing.savepoint(control, "j", stop=True, timeout=SECONDS) == 0
     assert "j: stopped" in capsys.readouterr().err
+    with pytest.raises(PreconditionError, match="is Stopped: nothing of it runs"):
+        await reading.graph(control, "j")
     assert await changing.resume(control, "j", timeout=SECONDS) == 0
     assert "j: resumed" in capsys.readouterr().err
     assert len((await control.get_job("j")).workloads) == 4, "with the width that it had"

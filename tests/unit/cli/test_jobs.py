@@ -221,6 +221,9 @@ async def test_bad_requests_name_what_was_given(kit, control, write, tmp_path):
         await changing.rescale(control, "web", 2, operator="sum", timeout=SECONDS)
     with pytest.raises(UnsupportedError, match="no state to save"):
         await changing.savepoint(control, "web", timeout=SECONDS)
+    with pytest.raises(UnsupportedError, match="only dataflow jobs have a graph") as caught:
+        await reading.graph(control, "web")
+    assert "shoal job get web" in caught.value.hint
     with pytest.raises(PreconditionError, match="is Running"):
         await changing.resume(control, "web", timeout=SECONDS)
     with pytest.raises(InvalidError, match="must hold the service 'web' alone"):

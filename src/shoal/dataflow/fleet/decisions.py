@@ -150,7 +150,8 @@ class _Look:
             if job.state is JobState.RUNNING:
                 told = self._tell_of_checkpoints(report)
                 return told or Next(look_in=WATCH_SECONDS)  # the one that would wake this may be what is lost
-            words = f"epoch {report.epoch}, {len(self._names) - 1} task hosts"
+            width = len(self._names) - 1
+            words = f"epoch {report.epoch}, {width} task host{'s' if width > 1 else ''}"
             return _next(job, Transition.RUN, JobState.RUNNING, progress, words)
         if job.state is JobState.PENDING and self._parts.have_nodes:
             return _next(job, Transition.DEPLOY, JobState.DEPLOYING, progress, "")

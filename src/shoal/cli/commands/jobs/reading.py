@@ -20,7 +20,8 @@ from shoal.dataflow.fleet.graph import draw_graph
 from shoal.dataflow.fleet.progress import COORDINATOR, workload_of
 from shoal.dataflow.fleet.reports import decode_coordinator
 from shoal.dataflow.fleet.spec import ENGINE
-from shoal.model.jobs import JOB_LABEL, JobView
+from shoal.jobs.states import ENDED
+from shoal.model.jobs import JOB_LABEL, JobState, JobView
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -78,7 +79,11 @@ async def graph(control: ControlPlane, job: JobName, *, as_json: Json = False) -
     """Draw the plan of a running dataflow job: each step with tasks, rows per second, backpressure and event time."""
     view = await control.get_job(job)
     if view.engine != ENGINE:
-        raise UnsupportedError(f"job {job!r} is of the engine {view.engine!r}; only dataflow jobs have a graph")
+        words = f"job {job!r} is of the engine {view.engine!r}; only dataflow jobs have a graph"
+        raise UnsupportedError(words, hint=f"`shoal job get {job}` shows its workloads")
+    if view.state in ENDED:
+        hint = f"`shoal job get {job}` says why" + ("" if view.state is JobState.FINISHED else "; it can be resumed")
+        raise PreconditionError(f"job {job!r} is {view.state}: nothing of it runs", hint=hint)
     said = (await control.job_reports(job)).get(workload_of(view.job_id, COORDINATOR))
     if said is None:
         hint = f"it is {view.state}; `shoal job get {job}` says why"
