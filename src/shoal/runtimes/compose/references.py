@@ -7,7 +7,7 @@ the workload, and so is never removed with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shoal.core.errors import Problem, problem
@@ -33,17 +33,34 @@ def reference_problems(service: Mapping[str, Any], at: str, content: Mapping[str
             yield problem(f"{at}.{field}", name, f"must be one of the {kind} of this project")
 
 
+def cycle_problems(services: Mapping[str, Any], at: str) -> Iterator[Problem]:
+    """Services that wait for themselves: nobody can start them."""
+    needs = {
+        str(name): {needed for _, needed in _services_named(service)} if isinstance(service, Mapping) else set()
+        for name, service in services.items()
+    }
+    for name in needs:
+        seen: set[str] = set()
+        pending = [name]
+        while pending and name not in seen:
+            fresh = needs.get(pending.pop(), set()) - seen
+            seen |= fresh
+            pending += fresh
+        if name in seen:
+            yield problem(f"{at}.{name}", name, "must not need itself, also not by way of other services")
+
+
 def _profiles(service: object) -> object:
     return service.get("profiles") if isinstance(service, Mapping) else None
 
 
 def _services_named(service: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The services that a service needs, with the field that names each."""
-    for name in service.get("depends_on") or ():
+    for name in _items(service, "depends_on"):
         yield "depends_on", str(name)
-    for link in service.get("links") or ():
+    for link in _items(service, "links"):
         yield "links", str(link).partition(":")[0]
-    for each in service.get("volumes_from") or ():
+    for each in _items(service, "volumes_from"):
         if not str(each).startswith("container:"):
             yield "volumes_from", str(each).partition(":")[0]
     extends = service.get("extends")
@@ -60,14 +77,20 @@ def _services_named(service: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _parts_named(service: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The networks, configs, secrets and volumes that a service names: the field, the kind, and the name."""
-    for name in service.get("networks") or ():
+    for name in _items(service, "networks"):
         yield "networks", "networks", str(name)
     for kind in ("configs", "secrets"):
-        for each in service.get(kind) or ():
+        for each in _items(service, kind):
             yield kind, kind, str(each.get("source") if isinstance(each, Mapping) else each)
-    for index, mount in enumerate(service.get("volumes") or ()):
+    for index, mount in enumerate(_items(service, "volumes")):
         if name := _volume_of(mount):
             yield f"volumes[{index}]", "volumes", name
+
+
+def _items(service: Mapping[str, Any], key: str) -> Iterable[Any]:
+    """What a key has; nothing for a value of another shape, which is a problem of its own."""
+    value = service.get(key)
+    return value if isinstance(value, list | Mapping) else ()
 
 
 def _volume_of(mount: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import Problem, problem
-from shoal.runtimes.compose.references import reference_problems
+from shoal.runtimes.compose.references import cycle_problems, reference_problems
 from shoal.runtimes.host_paths import is_protected
 
 MAX_SERVICES = 100
@@ -99,6 +99,7 @@ def project_problems(content: object, at: str, place: Place, *, allow_privileged
         yield from reference_problems(service, where, content)
         if not allow_privileged:
             yield from _host_problems(service, where, place)
+    yield from cycle_problems(services, f"{at}.services")
 
 
 def _key_problems(value: dict[Any, Any], known: frozenset[str], at: str) -> Iterator[Problem]:

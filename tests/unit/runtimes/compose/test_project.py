@@ -52,6 +52,11 @@ def complete(content: object, **variables: str) -> dict[str, Any]:
         ({"services": {f"s{number}": SERVICE for number in range(101)}}, "compose.services", "more than 100"),
         (with_service(imag="x"), "compose.services.web.imag", "did you mean image?"),
         (with_service(ports="80"), "compose.services.web.ports", "must be a list"),
+        (with_service(depends_on=5), "compose.services.web.depends_on", "must be a list or a mapping"),
+        (with_service(networks=5), "compose.services.web.networks", "must be a list or a mapping"),
+        (with_service(volumes=5), "compose.services.web.volumes", "must be a list"),
+        (with_service(links=5), "compose.services.web.links", "must be a list"),
+        (with_service(secrets=5), "compose.services.web.secrets", "must be a list"),
         (with_service(environment="A"), "compose.services.web.environment", "must be a list or a mapping"),
         (with_service(init="perhaps"), "compose.services.web.init", "must be true or false"),
         (with_service(depends_on=["db"]), "compose.services.web.depends_on", "must name a service"),
@@ -264,6 +269,25 @@ def test_volumes_and_networks_are_labelled_except_those_of_others() -> None:
     }
 
 
+def test_a_service_that_needs_itself_is_refused() -> None:
+    """Those that need one of them do not, and two ways to one service are no circle."""
+    needs = {
+        "a": ["b"],
+        "b": ["c"],
+        "c": ["a"],
+        "outside": ["a"],
+        "left": ["base"],
+        "right": ["base", "left"],
+        "base": [],
+    }
+    services = {name: {**SERVICE, "depends_on": each} for name, each in needs.items()}
+    with pytest.raises(InvalidError, match="must not need itself") as raised:
+        parse({"services": {**services, "own": {**SERVICE, "links": ["own"]}}})
+    assert {each.field for each in raised.value.problems} == {
+        f"compose.services.{name}" for name in ("a", "b", "c", "own")
+    }
+
+
 def test_what_a_service_refers_to_is_in_the_project() -> None:
     web = {
         "depends_on": {"db": {"condition": "service_started"}},
@@ -277,8 +301,8 @@ def test_what_a_service_refers_to_is_in_the_project() -> None:
         "volumes": ["data:/data", "/scratch", {"type": "tmpfs", "target": "/tmp"}, {"target": "/more"}],
     }
     parts = {"networks": {"inner": None}, "secrets": {"key": {"file": "key"}}, "configs": {"word": {"content": "x"}}}
-    debug = {**SERVICE, "profiles": ["debug"], "depends_on": ["tool"]}
-    services = {"web": {**SERVICE, **web}, "db": SERVICE, "debug": debug, "tool": debug}
+    tool = {**SERVICE, "profiles": ["debug"]}
+    services = {"web": {**SERVICE, **web}, "db": SERVICE, "debug": {**tool, "depends_on": ["tool"]}, "tool": tool}
     assert parse({"services": services, **parts, "volumes": {"data": None}}).services.keys() == {"web", "db"}
 
 
