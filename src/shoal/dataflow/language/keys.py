@@ -242,7 +242,7 @@ def _filled(array: Array) -> np.ndarray[Any, Any]:
 
 def _hash_bytes(array: Array) -> Hashes:
     """Word by word over all values at once: as many steps as the longest has words."""
-    starts, lengths, content = spans(array)
+    starts, lengths, content = byte_ranges(array)
     hashes = mix(lengths.astype(np.uint64) + _TEXT_SEED)
     words = _words(content)
     rows = np.flatnonzero(lengths)
@@ -273,12 +273,12 @@ def _hash_long(content: np.ndarray[Any, np.dtype[np.uint8]], start: int, size: i
     return int.from_bytes(digest, "little")
 
 
-def spans(array: Array) -> tuple[Integers, Integers, np.ndarray[Any, np.dtype[np.uint8]]]:
+def byte_ranges(array: Array) -> tuple[Integers, Integers, np.ndarray[Any, np.dtype[np.uint8]]]:
     """Where each value lies in the bytes of its column."""
     if pa.types.is_decimal(array.type):
         array = array.view(pa.binary(array.type.byte_width))
     if pa.types.is_fixed_size_binary(array.type):
-        return _fixed_spans(array)
+        return _fixed_ranges(array)
     if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
         array = array.cast(pa.large_binary())
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
@@ -295,7 +295,7 @@ def spans(array: Array) -> tuple[Integers, Integers, np.ndarray[Any, np.dtype[np
     return starts - first, lengths, _content(content)[first:end]
 
 
-def _fixed_spans(array: Array) -> tuple[Integers, Integers, np.ndarray[Any, np.dtype[np.uint8]]]:
+def _fixed_ranges(array: Array) -> tuple[Integers, Integers, np.ndarray[Any, np.dtype[np.uint8]]]:
     width = array.type.byte_width
     starts = np.arange(len(array), dtype=np.int64) * width
     content = _content(array.buffers()[1])[array.offset * width : (array.offset + len(array)) * width]

@@ -160,7 +160,7 @@ def test_a_batch_of_one_task_is_not_copied():
 def test_a_slice_of_a_large_column_costs_what_it_is():
     """Only the bytes of the slice are looked at."""
     large = pa.array(["x" * 100] * 10_000)
-    starts, lengths, content = keying.spans(large.slice(5_000, 3))
+    starts, lengths, content = keying.byte_ranges(large.slice(5_000, 3))
     assert (starts.tolist(), lengths.tolist(), len(content)) == ([0, 100, 200], [100, 100, 100], 300)
 
 

@@ -17,7 +17,7 @@ from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.language.windows import Firing, SlidingWindow
 from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.windows import spans
+from shoal.dataflow.operators.windows import ranges
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from shoal.dataflow.operators.windows.packed import PackedPanes
 from shoal.dataflow.operators.windows.panes import Pane
@@ -122,7 +122,7 @@ def test_floats_and_texts_are_what_they_are_window_by_window(rows, window, cuts,
     in_bulk = drive()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackedPanes, "suits", lambda *_: False)
-        patch.setattr(spans, "is_worth_it", lambda *_: False)
+        patch.setattr(ranges, "is_worth_it", lambda *_: False)
         one_by_one = drive()
     assert [row[:3] for row in in_bulk] == [row[:3] for row in one_by_one]
     for left, right in zip(in_bulk, one_by_one, strict=True):

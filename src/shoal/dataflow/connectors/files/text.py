@@ -161,19 +161,19 @@ class OpenedText:
         with files.open_file(self._path) as file:
             file.seek(place)
             content = file.read(block.size)
-        spans = self._spans(content)
-        if len(spans) != block.records.count:
+        ranges = self._ranges(content)
+        if len(ranges) != block.records.count:
             raise PoisonError(f"{self._path} was changed while it was read", path=self._path)
         line, before = self._lines_before(place) + 1, 0
         found: list[tuple[int, bytes]] = []
         for row in rows:
-            start, end = spans[block.records.record_of(first + row)]
+            start, end = ranges[block.records.record_of(first + row)]
             line += _count_lines(content[before:start])
             before = start
             found.append((line, content[start:end].rstrip(b"\r\n")))
         return found
 
-    def _spans(self, content: bytes) -> Sequence[tuple[int, int]]:
+    def _ranges(self, content: bytes) -> Sequence[tuple[int, int]]:
         """Where the records of a block begin and end."""
         raise NotImplementedError
 
@@ -267,14 +267,14 @@ class OpenedCsv(OpenedText):
             quotes = _count(content, b'"') if b'"' in content else 0
             if not quotes or (not quotes % 2 and batch.num_rows >= _count_lines(content)):
                 return Sifted(batch)  # each line is a row, and the last one is closed
-        spans, unclosed = self._records(content)
+        ranges, unclosed = self._records(content)
         if batch is not None and not unclosed:
             return Sifted(batch)
         # Of a quote that nobody closed Arrow says nothing: it takes the lines behind it, up to the next, for one field.
-        return self._sifted(content, spans, unclosed)
+        return self._sifted(content, ranges, unclosed)
 
-    def _sifted(self, content: bytes, spans: Sequence[tuple[int, int]], unclosed: set[int]) -> Sifted:
-        fitting = [span for number, span in enumerate(spans) if number not in unclosed]
+    def _sifted(self, content: bytes, ranges: Sequence[tuple[int, int]], unclosed: set[int]) -> Sifted:
+        fitting = [place for number, place in enumerate(ranges) if number not in unclosed]
 
         def convert(part: Sequence[tuple[int, int]]) -> Batch:
             batch = self._convert(b"".join(content[start:end] for start, end in part))
@@ -284,7 +284,7 @@ class OpenedCsv(OpenedText):
 
         if self._policy is OnError.FAIL:
             worst = first_bad(fitting, convert)
-            found = [(spans[number], _OPEN_QUOTE) for number in unclosed]
+            found = [(ranges[number], _OPEN_QUOTE) for number in unclosed]
             if worst is not None:
                 found.append((fitting[worst[0]], self._reason(str(worst[1]))))
             if found:
@@ -292,21 +292,21 @@ class OpenedCsv(OpenedText):
                 raise self._fail(self._line(content, start), error, content[start:end])
         rows, bad = sift(fitting, convert, self._schema)
         reasons = {fitting[number]: self._reason(error) for number, error in bad}
-        reasons |= {spans[number]: _OPEN_QUOTE for number in unclosed}
-        return Sifted(rows, self._bad(content, spans, reasons))
+        reasons |= {ranges[number]: _OPEN_QUOTE for number in unclosed}
+        return Sifted(rows, self._bad(content, ranges, reasons))
 
-    def _bad(self, content: bytes, spans: Sequence[tuple[int, int]], reasons: dict[tuple[int, int], str]) -> list[Bad]:
+    def _bad(self, content: bytes, ranges: Sequence[tuple[int, int]], reasons: dict[tuple[int, int], str]) -> list[Bad]:
         found: list[Bad] = []
         line = before = 0
-        for number, span in enumerate(spans):
-            if span in reasons:
-                start, end = span
+        for number, place in enumerate(ranges):
+            if place in reasons:
+                start, end = place
                 line = line + _count_lines(content[before:start]) if found else self._line(content, start)
                 before = start
-                found.append(Bad(number, line, content[start:end].rstrip(b"\r\n"), f"line {line}: {reasons[span]}"))
+                found.append(Bad(number, line, content[start:end].rstrip(b"\r\n"), f"line {line}: {reasons[place]}"))
         return found
 
-    def _spans(self, content: bytes) -> Sequence[tuple[int, int]]:
+    def _ranges(self, content: bytes) -> Sequence[tuple[int, int]]:
         return self._records(content)[0]
 
     def _records(self, content: bytes) -> tuple[list[tuple[int, int]], set[int]]:
@@ -314,7 +314,7 @@ class OpenedCsv(OpenedText):
 
         Of these only the line with the quote is bad: the lines behind it are read.
         """
-        spans: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         unclosed: set[int] = set()
         at = 0
         while at < len(content):
@@ -323,12 +323,12 @@ class OpenedCsv(OpenedText):
                 raise AssertionError("every text begins with a record")
             end = record.end()
             if _is_unclosed(record):
-                unclosed.add(len(spans))
+                unclosed.add(len(ranges))
                 end = content.find(b"\n", at) + 1 or len(content)
             if _is_unclosed(record) or record.start("end") > at:
-                spans.append((at, end))
+                ranges.append((at, end))
             at = end
-        return spans, unclosed
+        return ranges, unclosed
 
     def guess(self) -> Schema | None:
         """The columns, with types that fit all rows of the first block."""
@@ -467,14 +467,14 @@ class OpenedLines(OpenedText):
         ]
         return Sifted(rows, found)
 
-    def _spans(self, content: bytes) -> Sequence[tuple[int, int]]:
-        spans: list[tuple[int, int]] = []
+    def _ranges(self, content: bytes) -> Sequence[tuple[int, int]]:
+        ranges: list[tuple[int, int]] = []
         at = 0
         for line in content.split(b"\n"):
             if line.strip():
-                spans.append((at, at + len(line)))
+                ranges.append((at, at + len(line)))
             at += len(line) + 1
-        return spans
+        return ranges
 
     def _first_failure(self, content: bytes, lines: Sequence[bytes]) -> PoisonError | None:
         found = first_bad(lines, self._convert)

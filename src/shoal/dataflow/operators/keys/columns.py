@@ -99,7 +99,7 @@ class BytesColumn:
         """Add."""
         self._arrays.clear()
         end = self._count + len(values)
-        starts, lengths, content = keying.spans(values)
+        starts, lengths, content = keying.byte_ranges(values)
         used = int(self._offsets[self._count])
         self._offsets = with_room(self._offsets, end + 1)
         self._missing = with_room(self._missing, end)

@@ -40,7 +40,7 @@ from shoal.dataflow.operators.keys.tables import (
     restored_slots,
     state_table,
 )
-from shoal.dataflow.operators.windows import bounds, spans
+from shoal.dataflow.operators.windows import bounds, ranges
 from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
 from shoal.dataflow.operators.windows.packed import Block, PackedPanes, distinct_panes, together
 from shoal.dataflow.operators.windows.panes import Pane, present_only
@@ -55,7 +55,7 @@ PANE = "__pane"
 #: Results of more windows are never in memory at once: those made in a matrix, and those of windows with few rows.
 _MOST_AT_ONCE = 256
 _MOST_SMALL = 4096
-#: What a pane costs in a matrix, in results of spans: so many, and one more for so many keys.
+#: What a pane costs in a matrix, in results of ranges: so many, and one more for so many keys.
 _RESULTS_OF_A_PANE = 128
 _RESULTS_OF_KEYS = 8
 
@@ -363,14 +363,14 @@ class WindowAggregate(Aggregating):
     def _fire_tumbling(self, out: Output) -> None:
         """All windows that have ended: each is one pane."""
         limit = self._watermark // self._window.size
-        thin = self._packed.below(limit, len(self._index))
-        self._note_gone(thin.sparse.cells)
+        packed = self._packed.below(limit, len(self._index))
+        self._note_gone(packed.sparse.cells)
         for pane in itertools.takewhile(lambda number: number < limit, self._pane_order()):
-            if len(thin) and thin.panes[0] < pane:
-                self._emit_block(thin.between(int(thin.panes[0]), pane), out)
-                thin = thin.between(pane, limit)
+            if len(packed) and packed.panes[0] < pane:
+                self._emit_block(packed.between(int(packed.panes[0]), pane), out)
+                packed = packed.between(pane, limit)
             self._emit((pane + 1) * self._window.size, self._freeze(pane), out)
-        self._emit_block(thin, out)
+        self._emit_block(packed, out)
 
     def _emit_block(self, block: Block, out: Output) -> None:
         for start in range(0, len(block), self._context.max_rows):
@@ -391,17 +391,17 @@ class WindowAggregate(Aggregating):
         alone = [(pane, self._freeze(pane)) for pane in between(self._pane_order(), first, end)]
         block = self._packed.peek(first, end, len(self._index))
         specs = self._plan_there().specs
-        if not spans.is_worth_it(specs, len(block) + sum(len(sparse) for _pane, sparse in alone), len(ends)):
+        if not ranges.is_worth_it(specs, len(block) + sum(len(sparse) for _pane, sparse in alone), len(ends)):
             return False
         block = together(block, [(pane, present_only(sparse)) for pane, sparse in alone])
-        most = spans.MOST_RESULTS
+        most = ranges.MOST_RESULTS
         if self._matrix is not None and self._matrix.is_quick(min(len(ends), _MOST_AT_ONCE)):
             # A matrix pays for every pane, also of the window before its first end, and every key; a span for a result.
             panes = 1 + self._window.size // self._window.pane / min(len(ends), _MOST_AT_ONCE)
             most = int(panes * (_RESULTS_OF_A_PANE + len(self._index) // _RESULTS_OF_KEYS))
-        portions = spans.turns(block, specs, self._window, ends, len(self._index), most=most)
+        portions = ranges.turns(block, specs, self._window, ends, len(self._index), most=most)
         for portion in portions or ():
-            many = spans.results(block, specs, self._window, portion)
+            many = ranges.results(block, specs, self._window, portion)
             if many is None:
                 self._fire_large(portion, out)
             else:
