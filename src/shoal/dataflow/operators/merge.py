@@ -5,8 +5,8 @@ come first. The columns are those of all inputs, by name; null where an input ha
 its own input: it counts only when the rows before it are out. So that little waits, the task reads first of the inputs
 that hold the others back; the rows that wait are part of a snapshot.
 
-Where the steps behind tell the inputs apart again, rows are not woven into each other: a piece of so many rows in order
-goes out input by input.
+Rows go out in pieces, of as many rows in order as a batch of each input has. Where the steps behind tell the inputs
+apart again, the rows of a piece are not woven into each other: it goes out input by input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch, 
 from shoal.dataflow.language.keys import Integers, combined
 from shoal.dataflow.operators.aggregates.columns import is_dense_number, numbers
 from shoal.dataflow.operators.base import Context, OperatorState, Output, SettlingOutput, StepOperator
-from shoal.dataflow.operators.batches import same_type
+from shoal.dataflow.operators.batches import emit_chunks, same_type
 from shoal.dataflow.state.blobs import pack, unpack
 
 
@@ -59,6 +59,8 @@ class Merge(StepOperator):
         self._keep_apart = keep_apart
         self._ports = [_Port() for _ in range(ports)]
         self._schema = schema
+        #: A column of nulls of each type.
+        self._nulls: dict[Any, Any] = {}
 
     def open(self, context: Context) -> None:
         """Remember the sizes."""
@@ -179,7 +181,12 @@ class Merge(StepOperator):
 
     def _put_out(self, parts: list[Batch], values: list[Any], ports: list[int], out: Output) -> None:
         """Rows in pieces. Event time moves on between them: no row meets a watermark that is older than its piece."""
-        most = self._context.max_rows
+        most = self._context.max_rows * len(self._ports)
+        if self._keep_apart and sum(map(len, values)) <= most:  # one piece, so nobody asks for the order of its rows
+            for part, port in zip(parts, ports, strict=True):
+                out.emit(part)
+                self._ports[port].gone += part.num_rows
+            return
         order = _order_of(values)
         woven = None if self._keep_apart else _woven(parts, order)
         numbers = np.repeat(np.arange(len(parts)), [len(each) for each in values])
@@ -189,7 +196,7 @@ class Merge(StepOperator):
             if start:
                 _settle(out)
             if woven is not None:
-                out.emit(woven.slice(start, most))
+                emit_chunks(out, woven.slice(start, most), self._context.max_rows)
             counts = np.bincount(numbers[start : start + most], minlength=len(parts)).tolist()
             for number, count in enumerate(counts):
                 if count and woven is None:
@@ -209,10 +216,17 @@ class Merge(StepOperator):
         arrays = [
             same_type(combined(batch.column(field.name)), field.type)
             if field.name in known
-            else pa.nulls(batch.num_rows, field.type)
+            else self._nulls_of(field.type, batch.num_rows)
             for field in fields
         ]
         return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])
+
+    def _nulls_of(self, kind: Any, rows: int) -> Any:
+        """A column that an input does not have: a piece of one that is made once."""
+        made = self._nulls.get(kind)
+        if made is None or len(made) < rows:
+            made = self._nulls[kind] = pa.nulls(max(rows, self._context.max_rows), kind)
+        return made.slice(0, rows)
 
 
 def _order_of(values: list[Any]) -> Integers | None:

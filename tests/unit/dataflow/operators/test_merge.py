@@ -70,6 +70,20 @@ def test_rows_that_are_kept_apart_come_in_the_same_pieces(inputs):
     assert pieces[0] == pieces[1]
 
 
+@pytest.mark.parametrize("keep_apart", [False, True])
+@pytest.mark.parametrize(("rows", "pieces", "batches"), [(14, [14], 2), (15, [14, 1], 3)])
+def test_a_piece_has_as_many_rows_as_a_batch_of_each_input(keep_apart, rows, pieces, batches):
+    seen = Pieces()
+    fleet = Fleet(lambda: Merge(by="at", ports=2, keep_apart=keep_apart), [(), ()])
+    merge = fleet.operators[0]
+    merge.open(replace(merge._context, max_rows=7))
+    for start in range(0, rows, 7):
+        merge.process(batch(list(range(start, min(start + 7, rows)))), seen, port=1)
+    merge.process(batch([99]), seen, port=0)
+    assert [len(each) for each in seen.sorted_pieces()] == pieces
+    assert len(seen.batches) == batches
+
+
 class Pieces(Collected):
     """Notes where event time may move on."""
 
@@ -160,13 +174,13 @@ def test_event_time_moves_on_between_the_pieces_of_what_is_given():
     merge, fleet.out = fleet.operators[0], Settling()
     fleet.feed(batch([0]), 1)
     merge.on_port_watermark(1000, 1, fleet.out)
-    for value in (1, 3, 5, 7):
+    for value in (1, 3, 4, 5, 6, 7):
         fleet.feed(batch([value]), 0)
         merge.on_port_watermark(value * 10, 0, fleet.out)
     assert fleet.out.rows("at") == [(0,)]
     fleet.feed(batch([8]), 1)
-    assert fleet.out.rows("at") == [(0,), (1,), (3,), (5,), (7,)]
-    assert seen == [((3,), 30)]
+    assert fleet.out.rows("at") == [(0,), (1,), (3,), (4,), (5,), (6,), (7,)]
+    assert seen == [((5,), 50)]
     assert merge.output_watermark(0) == 70
 
 
