@@ -71,7 +71,8 @@ class RunReport:
     """How a run went."""
 
     name: str
-    #: From the start of its tasks to the end of the last: building them, and starting processes, is not in it.
+    #: From the start of its tasks to the end of the last, and of the last checkpoint: building the tasks, and starting
+    #: and ending processes, is not in it.
     seconds: float
     #: What each step put out, over all of its tasks.
     steps: tuple[StepCounts, ...]
@@ -395,12 +396,12 @@ class RunningFlow:
 
     # -- what attempts say ------------------------------------------------------------------------------------
 
-    def ended(self, attempt: _Attempt) -> None:
-        """Everything of an attempt has ended. Called by its last thread."""
+    def ended(self, attempt: _Attempt, at: float) -> None:
+        """Everything of an attempt has ended, at this time. Called by its last thread."""
         with self._lock:
             if attempt is not self._attempt:
                 return  # another one goes on
-        self._ended = self._clock.monotonic()
+        self._ended = at
         self._clear_up()
         self._hosts.close()
         self._done.set()
@@ -455,7 +456,7 @@ class RunningFlow:
             with self._lock:
                 self._error = self._error or error
                 self._attempt = lost
-            self.ended(lost)
+            self.ended(lost, self._clock.monotonic())
             return
         with self._lock:
             self._attempt = attempt
@@ -510,6 +511,7 @@ class _Attempt:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._left = 1
+        self._ended_at = 0.0
 
     def run(self) -> None:
         """Start the coordinator and the tasks."""
@@ -545,7 +547,7 @@ class _Attempt:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised where the run is waited for
             self._flow.fail(self, error)
-        self._part_ended()
+        self._part_ended(self._flow._clock.monotonic())  # noqa: SLF001 - a part of it
 
     def reported(self, report: Report) -> None:
         """A report of a task."""
@@ -563,14 +565,15 @@ class _Attempt:
         del channel  # whose ends it has is known where the hosts are
         self._flow.lose(self, reason)
 
-    def ended(self) -> None:
-        """All tasks have ended."""
-        self._part_ended()
+    def ended(self, at: float) -> None:
+        """All tasks have ended, at this time."""
+        self._part_ended(at)
 
-    def _part_ended(self) -> None:
+    def _part_ended(self, at: float) -> None:
         with self._lock:
             self._left -= 1
+            self._ended_at = max(self._ended_at, at)
             if self._left:
                 return
         self._sources.stop()
-        self._flow.ended(self)
+        self._flow.ended(self, self._ended_at)

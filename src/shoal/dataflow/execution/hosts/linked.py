@@ -258,8 +258,9 @@ class LinkedHosts(abc.ABC):
         """End this epoch in good order, and say so once."""
         listener = self._end_links()
         if listener is not None:
+            at = self._clock.monotonic()  # ending the hosts themselves is no part of the run
             self._stop_all(_LAST_SECONDS)
-            listener.ended()
+            listener.ended(at)
 
     def end(self) -> None:
         """End what is left of this epoch at once, and wait for it."""

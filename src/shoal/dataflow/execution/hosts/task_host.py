@@ -50,8 +50,8 @@ class HostListener(Protocol):
         """A task lost a peer that another host runs, by this channel; the others of this host are ending."""
         ...
 
-    def ended(self) -> None:
-        """The last task has ended, good or bad. Called once, after all else."""
+    def ended(self, at: float) -> None:
+        """The last task has ended at this time, good or bad. Called once, after all else."""
         ...
 
 
@@ -196,8 +196,9 @@ class TaskHost:
             self._left -= 1
             if self._left:
                 return
+        at = self._clock.monotonic()
         self._clear_up()
-        self._listener.ended()
+        self._listener.ended(at)
 
     def _stop_all(self, tell: Callable[[], None]) -> None:
         """The first failure counts; every other task is told to end."""
