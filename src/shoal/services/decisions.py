@@ -15,7 +15,7 @@ from datetime import datetime
 
 from shoal.jobs.engine import Decision, Facts, Job, Next, WorkloadFacts
 from shoal.jobs.states import ENDED, Transition
-from shoal.model.jobs import JobAction, JobDesired, JobState
+from shoal.model.jobs import JobAction, JobDesired, JobRequest, JobState
 from shoal.model.phases import WorkloadPhase
 from shoal.services import progress as progresses
 from shoal.services.progress import Progress, Revision, RevisionState, replica_id
@@ -126,7 +126,7 @@ def _take_in(job: Job, spec: ServiceSpec, progress: Progress, now: datetime) -> 
     known = next((each for each in progress.revisions if each.number == progress.target), None)
     is_new = (known is None or known.template != spec.template) and not _is_rejected(job, spec, progress)
     if is_new:
-        taken = _with_new_revision(taken, spec, now, job.request.cause)
+        taken = _with_new_revision(taken, spec, now, job.request)
     count = spec.outline.count
     if job.state is JobState.SUBMITTED:
         taken = dataclasses.replace(taken, replicas=(taken.target,) * count, failing=())
@@ -157,11 +157,12 @@ def _is_rejected(job: Job, spec: ServiceSpec, progress: Progress) -> bool:
     )
 
 
-def _with_new_revision(progress: Progress, spec: ServiceSpec, now: datetime, cause: str) -> Progress:
-    number = max((each.number for each in progress.revisions), default=0) + 1
+def _with_new_revision(progress: Progress, spec: ServiceSpec, now: datetime, request: JobRequest) -> Progress:
+    # A submit begins without revisions: those of the service's earlier life have numbers below its request's.
+    number = max((each.number for each in progress.revisions), default=request.number - 1) + 1
     if progress.target and progress.revision(progress.target).state is RevisionState.ROLLING:
         progress = progress.with_revision(progress.target, state=RevisionState.REPLACED)
-    made = Revision(number, spec.template, RevisionState.ROLLING, now, cause)
+    made = Revision(number, spec.template, RevisionState.ROLLING, now, request.cause)
     return dataclasses.replace(progress, revisions=(*progress.revisions, made), target=number).trimmed()
 
 

@@ -200,6 +200,18 @@ async def test_a_workload_of_somebody_else_is_not_taken_over(kit):
     assert "web-1" in kit.plane.leadership.fleet.workloads
 
 
+async def test_a_service_that_is_submitted_again_gets_its_new_spec_although_replicas_were_left(kit):
+    await submit(kit, spec=service(count=2))
+    await wait_state(kit, "Running")
+    await kit.apply("web-2", revision="mine")
+    await kit.channel.call(Jobs.RESCALE, pb.RescaleJobRequest(job_id="web", width=3))
+    await wait_state(kit, "Failed")
+    await submit(kit, spec=service(count=2, command="two"))
+    await wait_state(kit, "Running")
+    workloads = kit.plane.leadership.fleet.workloads
+    assert [workloads[f"web-{index}"].spec.process.command for index in (0, 1)] == [("two",)] * 2
+
+
 async def test_a_replica_that_a_person_deletes_comes_back(kit):
     await submit(kit)
     await wait_state(kit, "Running")
