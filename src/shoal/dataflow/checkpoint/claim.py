@@ -24,7 +24,7 @@ from shoal.core import files
 from shoal.core.disk.locks import FileLock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError
-from shoal.dataflow.checkpoint.records import Branch
+from shoal.dataflow.checkpoint.records import Branch, check_seal, seal
 from shoal.dataflow.language.failures import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Claim:
             "base": record.base,
             "highest": record.highest,
         }
-        files.write_atomic(self._path, json.dumps(content).encode())
+        files.write_atomic(self._path, seal(content))
         self._record = record
 
     def take(self, *, is_known: bool) -> None:
@@ -193,6 +193,7 @@ def _read(path: str, job: str) -> JobRecord | None:
     try:
         content: Any = json.loads(files.read_bytes(path))
         found = (content["format"], content["job"])
+        check_seal(content)
         record = JobRecord(content["incarnation"], content["term"], content["through"], content["token"])
         record = replace(record, base=content.get("base"), highest=content.get("highest", 0))
     except NotFoundError:

@@ -1,12 +1,15 @@
-"""A job's layout, its checkpoints and its history, as plain values.
+"""A job's layout, its checkpoints and its history, as plain values; and the seal of the documents that say them.
 
 `storage` reads and writes them; `restore` and `start` decide by them. No I/O, no clock.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.dataflow.checkpoint.handles import FileHandle, StepState
 
@@ -76,3 +79,22 @@ class History:
     highest: int
     #: The most tasks that each step ever had.
     widths: Mapping[str, int]
+
+
+_CHECKSUM = "checksum"
+
+
+def seal(content: Mapping[str, Any]) -> bytes:
+    """A document as JSON, with a checksum of what it says."""
+    return json.dumps({**content, _CHECKSUM: _checksum(content)}).encode()
+
+
+def check_seal(content: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a document that does not say what it said. Those of earlier versions have no checksum."""
+    rest = {name: value for name, value in content.items() if name != _CHECKSUM}
+    if _CHECKSUM in content and content[_CHECKSUM] != _checksum(rest):
+        raise ValueError("its checksum does not match")
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

@@ -21,7 +21,7 @@ from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
-from shoal.dataflow.checkpoint.records import Branch, Checkpoint, History, Layout, Search
+from shoal.dataflow.checkpoint.records import Branch, Checkpoint, History, Layout, Search, check_seal, seal
 from shoal.dataflow.checkpoint.statestore import StateStore, is_file_name, number_of
 from shoal.dataflow.language.failures import CheckpointError
 
@@ -90,7 +90,7 @@ class CheckpointStorage:
             ],
         }
         reach("dataflow.manifest.before")
-        files.write_atomic(files.join(self._directory(checkpoint), _MANIFEST), json.dumps(manifest).encode())
+        files.write_atomic(files.join(self._directory(checkpoint), _MANIFEST), seal(manifest))
         self._needed[checkpoint] = frozenset(needed)
         reach("dataflow.manifest.after")
 
@@ -232,7 +232,7 @@ class CheckpointStorage:
         widths = {uid: max(before.get(uid, 0), layout.widths.get(uid, 0)) for uid in before | dict(layout.widths)}
         if known is None or widths != before:
             content = {"format": _JOB_FORMAT, "job": self._job, "key_groups": layout.key_groups, "widths": widths}
-            files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
+            files.write_atomic(files.join(self._base, _JOB), seal(content))
         return History(self.highest(), before)
 
     def _widths_of_manifests(self) -> dict[str, int]:
@@ -251,13 +251,16 @@ class CheckpointStorage:
         return widths
 
     def _read_job(self) -> dict[str, Any] | None:
+        path = files.join(self._base, _JOB)
         try:
-            content: dict[str, Any] = json.loads(files.read_bytes(files.join(self._base, _JOB)))
+            content: dict[str, Any] = json.loads(files.read_bytes(path))
+            if isinstance(content, dict):
+                check_seal(content)
         except NotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"the notes of job {self._job!r} in {self._base} cannot be read: {error}") from error
-        path = files.join(self._base, _JOB)
+            hint = f"remove {path}: the checkpoints say what is in it"
+            raise CheckpointError(f"{path} cannot be read: {error}", hint=hint) from error
         if not isinstance(content, dict) or content.get("format") != _JOB_FORMAT or content.get("job") != self._job:
             raise CheckpointError(f"{path} is not of job {self._job!r} in format {_JOB_FORMAT}")
         if not _is_count(content.get("key_groups")) or not _maps(content.get("widths"), _is_count):
@@ -286,6 +289,7 @@ class CheckpointStorage:
             found = (manifest["format"], manifest["job"], manifest["checkpoint"])
             if isinstance(found[0], int) and found[0] != FORMAT:
                 raise _WrongFormatError(found[0], number, self._job)
+            check_seal(manifest)
             complete = (
                 _is_count(manifest["key_groups"])
                 and _is_count(manifest.get("incarnation", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.checkpoint.claim import Claim, claim_job
+from shoal.dataflow.checkpoint.claim import Claim, claim_job, read_record
 from shoal.dataflow.checkpoint.records import Branch
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.failures import CheckpointError
@@ -102,7 +103,7 @@ def test_a_record_that_knows_no_rollback_is_read(tmp_path):
     made.release()
     path = tmp_path / "job" / "commits.json"
     content = json.loads(path.read_text())
-    del content["base"], content["highest"]
+    del content["base"], content["highest"], content["checksum"]
     path.write_text(json.dumps(content))
     again = claim(tmp_path)
     assert again.record.branch == Branch(made.record.incarnation)
@@ -126,6 +127,18 @@ def test_a_record_that_cannot_be_read_is_an_error_that_lets_go_of_the_job(tmp_pa
         with pytest.raises(CheckpointError, match=r"commits\.json") as caught:
             claim(tmp_path)
         assert "--accept-duplicates" in caught.value.hint
+
+
+def test_no_flipped_bit_changes_what_a_record_says(tmp_path):
+    made = claim(tmp_path)
+    made.note_committed(7)
+    made.release()
+    path = tmp_path / "job" / "commits.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with contextlib.suppress(CheckpointError):
+            assert read_record(str(tmp_path), "job") == made.record
 
 
 def test_where_there_is_no_lock_the_last_claim_counts():

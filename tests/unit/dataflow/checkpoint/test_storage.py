@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -152,6 +153,18 @@ def test_one_that_is_damaged_is_passed_over_and_named(storage, tmp_path, damage)
     assert found.checkpoint.number == 1
     assert list(found.damaged) == [2]
     assert found.damaged[2]
+
+
+def test_no_flipped_bit_changes_what_a_manifest_says(storage, tmp_path):
+    write(storage, 2)
+    whole = storage.search().checkpoint
+    manifest = tmp_path / "job" / "000000000002" / "manifest.json"
+    content = manifest.read_bytes()
+    for place in range(len(content)):
+        manifest.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with contextlib.suppress(CheckpointError):
+            found = storage.search()
+            assert found.checkpoint == whole or list(found.damaged) == [2]
 
 
 def test_one_can_be_asked_for_by_its_number(storage, tmp_path):
