@@ -75,11 +75,19 @@ class Claim:
         return self._record
 
     def check(self) -> None:
-        """Raise `PreconditionError` when another coordinator has claimed the job since. A lock cannot be lost."""
+        """Raise `PreconditionError` when another coordinator has claimed the job since. A lock cannot be lost.
+
+        An older one that stood still may have written its record over this one when it woke: that is put right.
+        """
         if self._lock is not None:
             return
         found = _read(self._path, self._job)
-        if found is None or found.token != self._record.token:
+        if found is not None and found.epoch < self._record.epoch:
+            log.warning(
+                "job %s: a coordinator of epoch %d wrote over epoch %d", self._job, found.epoch, self.record.epoch
+            )
+            self._write(self._record)
+        elif found is None or found.token != self._record.token:
             epoch = "no epoch" if found is None else f"a newer epoch, {found.epoch}"
             raise PreconditionError(
                 f"job {self._job!r} was claimed under {epoch}; this coordinator has epoch {self._record.epoch}",
@@ -92,12 +100,14 @@ class Claim:
 
         With an incarnation it begins a new life, in which nothing was committed.
         """
+        self.check()
         record = replace(self._record, base=base, highest=highest)
         self._write(record if incarnation is None else replace(record, incarnation=incarnation, through=0))
 
     def note_committed(self, checkpoint: int) -> None:
         """Every sink has committed this checkpoint and those before it. Durable when this returns."""
         if self._record.through is None or checkpoint > self._record.through:
+            self.check()
             self._write(replace(self._record, through=checkpoint))
 
     def release(self) -> None:

@@ -263,7 +263,14 @@ class Coordinator:
         )
         if self._state.phase is not protocol.Phase.OVER:
             self._warn(checkpoint, reason)
-        self._storage.discard(checkpoint)
+        try:
+            self._claim.check()
+        except PreconditionError:  # what lies there may be the other one's
+            raise
+        except ShoalError as error:
+            log.warning("job %s: checkpoint %d stays: %s", self._storage.job, checkpoint, error)
+        else:
+            self._storage.discard(checkpoint)
 
     # -- while they fail --------------------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ def start_job(
     start = _Start(job, settings, storage, claim)
     try:
         reach("dataflow.start.claimed")
+        claim.check()  # one that stood still for long must not fence the sinks of the next one
         history = storage.begin(layout)
         for sink in sinks:
             start.open(sink, history, clock)
@@ -143,6 +144,7 @@ class _Start:
             self.claim.roll_back(choice.checkpoint, highest, incarnation=incarnation)
             self.storage.follow(self.claim.record.branch)
         reach("dataflow.recover.before")
+        self.claim.check()
         for uid, committer in self.committers.items():
             committer.recover(self._recovery(uid, checkpoint, choice))
         reach("dataflow.recover.after")

@@ -151,6 +151,19 @@ def test_where_there_is_no_lock_the_last_claim_counts():
         first.check()
 
 
+def test_a_coordinator_that_was_replaced_writes_nothing_and_what_it_wrote_is_put_right():
+    place = f"memory://woken-{os.getpid()}"
+    first, second = claim(place), claim(place, is_new=False)
+    for write in (lambda: first.note_committed(3), lambda: first.roll_back(2, 3)):
+        with pytest.raises(PreconditionError, match="was claimed under a newer epoch"):
+            write()
+    first._write(first.record)  # it stood still between its look and this
+    second.check()
+    assert read_record(place, "job") == second.record
+    with pytest.raises(PreconditionError, match="was claimed under a newer epoch"):
+        first.check()
+
+
 def test_a_flow_is_not_started_twice(tmp_path):
     settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(tmp_path), interval=60))
     tap = Tap()

@@ -22,6 +22,7 @@ from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.topics.errors import FencedError
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Multiply,
@@ -363,6 +364,7 @@ class DyingHosts(LocalHosts):
         super().__init__(plan, clock)
         self.begun = 0
         self.built = []
+        self.is_running = False
         DyingHosts.last = self
 
     @property
@@ -376,6 +378,14 @@ class DyingHosts(LocalHosts):
         super().begin(share, found, listener)
         self.listener = listener
         self.built.append(share.tasks)
+
+    def run(self):
+        super().run()
+        self.is_running = True
+
+    def end(self):
+        self.is_running = False
+        super().end()
 
 
 def start_dying(monkeypatch, directory, deaths):
@@ -446,6 +456,44 @@ def test_hosts_that_are_lost_before_anything_runs_are_tried_again(tmp_path, monk
         engine.run(job(tap, recording), name="job", settings=chosen)
         assert visible(recording) == expected_sums(batches(4))
     assert StillbornHosts.begun == min(deaths + 1, 11)
+
+
+def fence(flow):
+    """A coordinator of an earlier epoch wakes and fences the sinks of this one."""
+    for _ in range(4000):
+        if flow.is_done or (not flow.is_recovering and DyingHosts.last.is_running):
+            break
+        threading.Event().wait(0.005)
+    error = UnavailableError("sink(out) failed")
+    error.__cause__ = FencedError("job.out.0", epoch=6, reason="a newer writer has the same transactional id")
+    DyingHosts.last.listener.failed(error)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_sinks_that_a_woken_coordinator_fenced_are_fenced_again(tmp_path, monkeypatch, times):
+    flow, tap, recording = start_fenced(monkeypatch, tmp_path)
+    for _ in range(times):
+        fence(flow)
+    tap.close()
+    flow.wait(60)
+    assert flow.recoveries == times
+    assert visible(recording) == expected_sums(batches(4))
+
+
+def test_sinks_that_are_fenced_again_and_again_end_the_job(tmp_path, monkeypatch):
+    flow, _tap, _recording = start_fenced(monkeypatch, tmp_path)
+    for _ in range(4):
+        fence(flow)
+    with pytest.raises(UnavailableError, match=r"sink\(out\) failed"):
+        flow.wait(60)
+
+
+def start_fenced(monkeypatch, directory):
+    monkeypatch.setattr(engine, "LocalHosts", DyingHosts)
+    monkeypatch.setattr(running, "_PAUSES", (0.0, 0.0))
+    tap, recording = Tap(), Recording()
+    feed(tap, batches(4))
+    return engine.start(job(tap, recording), name="job", settings=settings(directory)), tap, recording
 
 
 def test_a_lost_host_takes_its_whole_dataflow_back_and_no_other_one(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.core import files
 from shoal.core.clock import Clock
-from shoal.core.errors import DeadlineError, PreconditionError, UnavailableError
+from shoal.core.errors import DeadlineError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.threads import threads_of
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Command, Report, SourceTime, StopReading, TaskId
@@ -39,11 +39,14 @@ from shoal.dataflow.language.logical import Node, Sink, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.errors import Cancelled
+from shoal.topics.errors import FencedError
 
 log = logging.getLogger(__name__)
 
 #: Seconds within which losses of task hosts are counted.
 _RECOVERY_SECONDS = 60.0
+#: How often sinks may be fenced by somebody else within that time.
+_MOST_FENCED = 3
 #: Seconds before tasks are built again that could not be: twice as long each time, up to the second number.
 _PAUSES = (0.05, 5.0)
 #: Seconds between two looks whether there is a new checkpoint.
@@ -118,6 +121,7 @@ class RunningFlow:
         #: How often tasks went back to the last checkpoint because a host was lost.
         self.recoveries = 0
         self._lost_at: list[float] = []
+        self._fenced_at: list[float] = []
         self._last_loss = ""
         self._began = clock.monotonic()
         self._ended: float | None = None
@@ -419,7 +423,26 @@ class RunningFlow:
     def fail(self, attempt: _Attempt, error: BaseException) -> None:
         """A task of an attempt failed, or its checkpoints."""
         if attempt is self._attempt:
-            self._fail(error)
+            if _is_fenced(error) and self._may_fence_again():
+                self.lose(attempt, f"its sinks were fenced: {error}")
+            else:
+                self._fail(error)
+
+    def _may_fence_again(self) -> bool:
+        """Whether sinks that were fenced are ours: by a coordinator of an earlier epoch that stood still and woke.
+
+        A sink that is fenced again and again belongs to another job of the same name.
+        """
+        job, now = self._job, self._clock.monotonic()
+        self._fenced_at = [*(each for each in self._fenced_at if now - each < _RECOVERY_SECONDS), now]
+        if job is None or self._hosts.most_losses == 0 or len(self._fenced_at) > _MOST_FENCED:
+            return False
+        try:
+            job.claim.check()
+        except ShoalError as error:
+            log.warning("job %s: %s", self.name, error)
+            return False
+        return True
 
     def lose(self, attempt: _Attempt, reason: str) -> None:
         """A task host of an attempt is lost."""
@@ -491,6 +514,13 @@ class RunningFlow:
 
     def _send(self, task: TaskId, command: Command) -> None:
         self._hosts.send(task, command)
+
+
+def _is_fenced(error: BaseException | None) -> bool:
+    """Whether a sink had a newer writer than ours."""
+    while error is not None and not isinstance(error, FencedError):
+        error = error.__cause__
+    return error is not None
 
 
 class _Attempt:
