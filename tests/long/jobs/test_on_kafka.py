@@ -1,11 +1,13 @@
-"""A dataflow job on Kafka with transactions: stopped, rescaled, and its processes killed under load; exact."""
+"""A dataflow job on Kafka with transactions: stopped, rescaled, upgraded, its processes killed under load; exact."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
 
+from shoal.dataflow.fleet.spec import encode
 from shoal.wire.methods import Jobs
 from tests.e2e.jobs.conftest import fleet
 from tests.e2e.jobs.world import World
@@ -36,6 +38,25 @@ async def rescale(world: World) -> None:
         await world.wait_state("Running")
 
 
+async def upgrade(world: World) -> None:
+    epoch = await world.epoch()
+    package = await asyncio.to_thread(world.pack, files={"more.py": b"VERSION = 2\n"})
+    await world.client.upload_artifact(package.plan)
+    await world.client.upload_artifact(package.bundle)
+    await world.ask(Jobs.UPGRADE, spec=encode(package.spec))
+    await world.wait_recovered(epoch)
+
+
+async def lose_agent_alone(world: World) -> None:
+    epoch, before = await world.epoch(), await world.workload("host-1")
+    await world.fleet.kill_agent(before.assigned_node_id)
+    await world.wait_output(await world.wait_output())
+    await world.fleet.start_agent(before.assigned_node_id)
+    await world.fleet.wait_ready()
+    assert (await world.workload("host-1")).run.pid == before.run.pid
+    assert await world.epoch() == epoch
+
+
 async def lose_agent(world: World) -> None:
     epoch = await world.epoch()
     await world.fleet.kill_machine((await world.workload("host-1")).assigned_node_id)
@@ -54,7 +75,10 @@ async def lose_control_plane(world: World) -> None:
     await world.fleet.start_control()
 
 
-@pytest.mark.parametrize("happens", [stop_and_start, rescale, lose_agent, lose_coordinator, lose_control_plane])
+@pytest.mark.parametrize(
+    "happens",
+    [stop_and_start, rescale, upgrade, lose_agent_alone, lose_agent, lose_coordinator, lose_control_plane],
+)
 async def test_output_stays_exact(fleet, tmp_path, kafka_broker, happens):
     async with fleet.client() as client:
         world = World(fleet, client, tmp_path, broker=kafka_broker.address)
