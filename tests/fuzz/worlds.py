@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import tempfile
@@ -58,7 +59,7 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import artifacts_pb2, enrollment_pb2, jobs_pb2, secrets_pb2
 from shoal.wire.transport import Channel, Method
-from shoal.wire.trust.authority import issue, make_authority, make_signing_request
+from shoal.wire.trust.authority import OwnRequest, issue, make_authority, make_signing_request
 from shoal.wire.trust.credentials import CA_KEY_FILE, write_authority, write_credentials
 from tests.unit.agent.making import workload
 from tests.unit.agent.scene import Scene, scene
@@ -229,6 +230,12 @@ class AgentWorld:
         return self.channel
 
 
+@functools.cache
+def _signing_request(identity: Identity) -> OwnRequest:
+    """One for all worlds: signatures differ in length, and what is drawn for a test must not depend on the world."""
+    return make_signing_request(identity)
+
+
 class TrustWorld:
     """A control plane that knows its callers and has the authority's key, a node that joined, and a token."""
 
@@ -258,9 +265,9 @@ class TrustWorld:
             entropy=SeededEntropy(1),
         )
         self.network = network
-        self.request = make_signing_request(Identity(Role.AGENT, "default", "n1"))
-        self.new_request = make_signing_request(Identity(Role.AGENT, "default", "n2"))
-        self.workload_request = make_signing_request(workload_identity("default", job="crew", node="n1"))
+        self.request = _signing_request(Identity(Role.AGENT, "default", "n1"))
+        self.new_request = _signing_request(Identity(Role.AGENT, "default", "n2"))
+        self.workload_request = _signing_request(workload_identity("default", job="crew", node="n1"))
         self.token = ""
 
     async def prepare(self) -> None:
