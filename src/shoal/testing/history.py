@@ -263,12 +263,13 @@ class History:
             if owner != node_id:
                 raise HistoryError(f"{name} generation {generation} was ordered on {owner} and on {node_id}")
             return
+        # A generation has one owner, so a removal up to one that another node owns takes nothing from its owner.
         newer = any(
-            other_name == name and other_generation > generation and owner != node_id
+            other_name == name and other_generation >= generation and owner != node_id
             for (other_name, other_generation), owner in self._owners.items()
         )
         record = self._kit.plane.leadership.fleet.workloads.get(WorkloadId(name))
-        moved = record is not None and record.placed_generation > generation and record.node_id != NodeId(node_id)
+        moved = record is not None and record.placed_generation >= generation and record.node_id != NodeId(node_id)
         emptied = node_id in self._requests.drained_once
         if not (name in self._requests.deleted_once or newer or moved or emptied):
             self._doubtful.append((node_id, name, generation))
@@ -283,7 +284,7 @@ class History:
             placed = [
                 event.facts for event in events if event.kind in (EventKind.WORKLOAD_PLACED, EventKind.WORKLOAD_MOVED)
             ]
-            if not any(facts["node"] != node_id and int(facts["generation"]) > generation for facts in placed):
+            if not any(facts["node"] != node_id and int(facts["generation"]) >= generation for facts in placed):
                 raise HistoryError(f"{name} was removed from {node_id}, and nobody requested that")
         self._doubtful.clear()
 
