@@ -35,6 +35,11 @@ from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb
 from tests.unit.dataflow.execution.flows import SCHEMA
 
 LONG = 90.0
+#: How many wrong sums a failure shows.
+_SHOWN = 10
+
+#: A key, the start of its window, and its sum.
+Sum = tuple[str, int, int]
 #: Rows of one window of each key, and what closes all windows: a row of this key, far ahead.
 WINDOW = 10
 LAST = "last"
@@ -75,6 +80,12 @@ def _hungry() -> Any:
 
     take.__module__ = "__main__"
     return take
+
+
+def _difference(expected: list[Sum], found: list[Sum]) -> str:
+    """The first sums that are missing, and the first that nobody expected."""
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    return f"{len(expected)} expected, {len(found)} found; missing: {missing[:_SHOWN]}; extra: {extra[:_SHOWN]}"
 
 
 class World:
@@ -144,13 +155,13 @@ class World:
             is_over.set()
             await feeding
 
-    def expected(self) -> list[tuple[str, int, int]]:
+    def expected(self) -> list[Sum]:
         totals: dict[tuple[str, int], int] = collections.defaultdict(int)
         for key, value, at in self.fed:
             totals[key, at // WINDOW * WINDOW] += value
         return sorted((key, start, total) for (key, start), total in totals.items())
 
-    def found(self) -> list[tuple[str, int, int]]:
+    def found(self) -> list[Sum]:
         """What a reader of committed records sees."""
         values: list[dict[str, Any]] = []
         with topics_of(self.broker) as topics:
@@ -172,13 +183,13 @@ class World:
         """Close all windows, and wait until everything is out: nothing lost, nothing doubled."""
         await asyncio.to_thread(self.close)
         expected = self.expected()
-        found: list[tuple[str, int, int]] = []
+        found: list[Sum] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONG):
                 while len(found) < len(expected):
                     found = await asyncio.to_thread(self.found)
                     await asyncio.sleep(0.2)
-        assert found == expected, self.logs()
+        assert found == expected, f"{_difference(expected, found)}\n{self.logs()}"
 
     async def wait_output(self, more_than: int = 0) -> int:
         """Wait until there is output, or more than there was."""
