@@ -179,6 +179,24 @@ def test_a_transaction_that_took_too_long_is_fenced(kafka_broker: KafkaBroker, n
         assert KIT.values(KIT.read(topics, {where: 0}, 1)) == [b"plain"]
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("flushed", [0, 3])
+def test_records_that_a_fence_throws_away_say_that_it_was_a_fence(
+    kafka_broker: KafkaBroker, name: str, native: bool, flushed: int
+) -> None:
+    with KafkaTopics(KafkaSettings(kafka_broker.address, native=native)) as topics:
+        topics.create(name)
+        older = topics.writer(transactional_id=name)
+        older.begin()
+        older.append(name, records([b"old"] * flushed))
+        older.flush()
+        with topics.writer(transactional_id=name), pytest.raises(FencedError):
+            _append_and_flush(older, name)
+        with pytest.raises(FencedError):
+            older.begin()
+        older.close()
+
+
 def _append_and_flush(writer: Writer, topic: str) -> None:
     writer.append(topic, records([b"never"]))
     writer.flush()

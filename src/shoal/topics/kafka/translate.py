@@ -32,6 +32,8 @@ FENCED = frozenset(
         KafkaError.TRANSACTION_COORDINATOR_FENCED,
     }
 )
+#: Records that the client threw away; the reason is another error.
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 REBALANCED = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,

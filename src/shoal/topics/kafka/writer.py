@@ -36,7 +36,7 @@ from shoal.topics.kafka.member import KafkaMember
 from shoal.topics.kafka.native_outbox import NativeOutbox
 from shoal.topics.kafka.outbox import MessageOutbox, Outbox
 from shoal.topics.kafka.settings import KafkaSettings
-from shoal.topics.kafka.translate import FENCED, REBALANCED, code_of, connect, error_of, to_error
+from shoal.topics.kafka.translate import FENCED, PURGED, REBALANCED, code_of, connect, error_of, to_error
 from shoal.topics.partitioning import split
 
 log = logging.getLogger(__name__)
@@ -291,6 +291,10 @@ class KafkaWriter:
         failure = self._outbox.take_failure()
         if failure is not None:
             error, topic = failure
+            if error.code() in PURGED and self._open and self._final is None:
+                # Thrown away when the transaction ended. Whether the writer was fenced, its end says.
+                self._transact("append", self._producer.abort_transaction)
+                self._open = False
             self._note_end(error, "append")
             raise self._final or to_error(error, doing="append", topic=topic)
 
