@@ -83,7 +83,18 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
     for number in range(runs):
         say(f"{area.name}: run {number + 1} of {runs}")
         measured.append(area.measure(number, note))
-    figures = judge(area.figures, measured)
+    values = {
+        each.name: [rounded(run[each.name]) for run in measured if each.name in run]
+        for each in area.figures
+        if any(each.name in run for run in measured)
+    }
+    return replace(
+        _without_figures(area, runs, clock), figures=judge(area.figures, measured), values=values, notes=tuple(notes)
+    )
+
+
+def _without_figures(area: Area, runs: int, clock: Clock) -> Results:
+    """What is known before anything is measured: the day, the machine, the packages."""
     return Results(
         area=area.name,
         date=clock.wall().date().isoformat(),
@@ -91,13 +102,8 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
         machine=machine_facts(),
         packages=package_versions(area.packages),
         peers={peer.name: peer.requirements for peer in area.peers},
-        figures=figures,
-        values={
-            each.name: [rounded(run[each.name]) for run in measured if each.name in run]
-            for each in figures
-            if any(each.name in run for run in measured)
-        },
-        notes=tuple(notes),
+        figures=(),
+        values={},
     )
 
 
@@ -105,8 +111,10 @@ def run_part(
     area: Area, part: str, *, runs: int = RUNS, say: Say, folder: Path = RESULTS, clock: Clock | None = None
 ) -> Results:
     """Measure a group of figures alone. What the file has of the others stays, and a note names those that are new."""
-    before = read(folder / f"{area.name}.json")
-    today = (clock or SystemClock()).wall().date().isoformat()
+    clock = clock or SystemClock()
+    path = folder / f"{area.name}.json"
+    before = read(path) if path.exists() else _without_figures(area, runs, clock)
+    today = clock.wall().date().isoformat()
     notes = [note for note in before.notes if not note.startswith(f"Part {part}:")]
 
     def note(words: str) -> None:

@@ -151,6 +151,15 @@ def test_a_part_alone_takes_the_place_of_its_own_figures(places, monkeypatch, ca
         main(["--part", "rare"])
 
 
+def test_a_part_may_be_the_first_of_its_area_that_is_measured(places, monkeypatch) -> None:
+    with_part = replace(area(), parts={"rare": lambda run, _note: {"rare": 40.0 + run}})
+    monkeypatch.setattr(areas, "load", lambda _name: with_part)
+    assert main(["--only", "control", "--part", "rare", "--runs", "2"], **places) == 0
+    found = runner.read(places["folder"] / "control.json")
+    assert found.values == {"rare": [40.0, 41.0]}
+    assert [each.name for each in found.figures] == ["rare"]
+
+
 def test_an_unknown_area_is_wrong_usage(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--only", "nonsense"])
