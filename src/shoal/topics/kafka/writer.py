@@ -293,8 +293,7 @@ class KafkaWriter:
             error, topic = failure
             if error.code() in PURGED and self._open and self._final is None:
                 # Thrown away when the transaction ended. Whether the writer was fenced, its end says.
-                self._transact("append", self._producer.abort_transaction)
-                self._open = False
+                self.abort()
             self._note_end(error, "append")
             raise self._final or to_error(error, doing="append", topic=topic)
 
