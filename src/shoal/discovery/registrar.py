@@ -2,7 +2,8 @@
 
 A `Registrar` owns ephemeral nodes of one store. It creates them, restores them after a session is lost, and puts back
 what others removed or changed. It acts on differences only: a node that is as desired is left alone, so that nothing
-flaps. Called by everything that announces itself in the tree.
+flaps. It learns what a node holds from its watch alone: after a write it knows nothing of the node until the watch has
+delivered again. Called by everything that announces itself in the tree.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _AT_ONCE = 32
 
 @dataclass(slots=True)
 class _Registration:
-    """One node: what it should hold, what was seen last, and the watch that shows it."""
+    """One node: what it should hold, and what the watch delivered last."""
 
     data: bytes
     watch: Watch
     seen: NodeValue | None = None
-    #: Whether anything was seen yet.
+    #: Whether `seen` is what the node holds, as far as we know: the watch has delivered it, and we wrote nothing since.
     known: bool = False
     #: Whether the node was ours. Until then, a node of another session is taken for one of our own previous life.
     was_ours: bool = False
@@ -173,49 +174,46 @@ class Registrar:
 
     def _is_ours(self, registration: _Registration) -> bool:
         seen = registration.seen
-        return seen is not None and seen.stat.owner == self._store.session_id
+        return registration.known and seen is not None and seen.stat.owner == self._store.session_id
 
     async def _put(self, path: str, registration: _Registration) -> bool:
-        """Make one node as it should be. False when somebody else must act first."""
+        """Make one node as it should be. False when it is not known to be: the watch shows it later, and wakes us."""
         if not registration.known:
-            return False  # the watch shows it soon, and wakes us
+            return False
         seen = registration.seen
         if seen is not None and self._is_ours(registration):
             registration.was_ours = True
-            if seen.data != registration.data:
-                await self._write(path, registration)
-            return True
-        if seen is not None and registration.was_ours and seen.stat.owner not in self._sessions:
+            if seen.data == registration.data:
+                return True
+        elif seen is not None and registration.was_ours and seen.stat.owner not in self._sessions:
             if not registration.warned:
                 log.warning("node %r was taken over by session %s; waiting for its end", path, seen.stat.owner)
                 registration.warned = True
             return False
-        if await self._write(path, registration):
-            registration.was_ours, registration.warned = True, False
-        return True
+        await self._write(path, registration)
+        return False
 
-    async def _write(self, path: str, registration: _Registration) -> bool:
-        """Create the node, take it over, or replace its data, and read what is there then.
+    async def _write(self, path: str, registration: _Registration) -> None:
+        """Create the node, take it over, or replace its data.
 
-        False when what was seen is out of date: it is tried again with what is there now.
+        What the watch delivers from here on may be what came of it. It delivers something: either the node is changed
+        now, or somebody else changed it before.
         """
-        seen, written = registration.seen, True
+        seen, ours, registration.known = registration.seen, self._is_ours(registration), False
+        outdated = (NodeExistsError,) if seen is None else (NoNodeError, BadVersionError)
         try:
             if seen is None:
                 await self._store.create(path, registration.data, ephemeral=True, makepath=True)
-            elif self._is_ours(registration):
+            elif ours:
                 await self._store.set(path, registration.data)
             else:
                 await self._store.take_over(path, registration.data, version=seen.stat.version)
-        except (NodeExistsError, NoNodeError, BadVersionError):
-            written = False
-        try:
-            registration.seen = await self._store.get(path)
-        except NoNodeError:
-            registration.seen, written = None, False
-        if not written:
-            self._changed()
-        return written
+        except outdated:
+            return
+        except ShoalError:
+            registration.known = True  # nothing may have changed, so that the watch stays silent
+            raise
+        registration.was_ours, registration.warned = True, False
 
     async def _remove(self, path: str) -> bool:
         """Remove a node that is ours."""

@@ -75,12 +75,16 @@ class Watchable(Protocol):
         """Call `changed` with the value now and after every change; None means that the node does not exist.
 
         Changes in quick succession are coalesced: the last value is always delivered, those in between may not be.
-        A value is not delivered twice. A watch outlives reconnects and sessions.
+        A value is not delivered twice in a row. None may be: a node that is still missing may have existed meanwhile.
+        So a call follows every change of the node. A watch outlives reconnects and sessions.
         """
         ...
 
     def watch_children(self, path: str, changed: Callable[[tuple[str, ...] | None], None]) -> Watch:
-        """As `watch_data`, for the sorted names of the children; None means that the node does not exist."""
+        """As `watch_data`, for the sorted names of the children; None means that the node does not exist.
+
+        Names that are the same again after two changes are not delivered twice.
+        """
         ...
 
 

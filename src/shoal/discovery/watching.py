@@ -16,7 +16,11 @@ _NOTHING = object()
 
 
 class Follower(Generic[T]):
-    """One registered function. It gets a value only if it differs from the last one."""
+    """One registered function. It gets a value only if it differs from the last one, and None always.
+
+    A value of a node has the numbers of its changes, so that an equal one is the same. A node that is missing, and was
+    missing the last time, may have been there meanwhile; its owner must hear of that.
+    """
 
     def __init__(self, changed: Callable[[T], None], ended: Callable[[Follower[T]], None]) -> None:
         self._changed = changed
@@ -31,7 +35,7 @@ class Follower(Generic[T]):
 
     def deliver(self, value: T) -> None:
         """Call the function, unless it knows the value. Its failure is logged and ends nothing."""
-        if self._closed or value == self._last:
+        if self._closed or (value is not None and value == self._last):
             return
         self._last = value
         try:

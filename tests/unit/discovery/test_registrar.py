@@ -63,6 +63,59 @@ async def test_a_node_is_not_written_before_those_of_lower_ranks(monkeypatch):
     await tree.close()
 
 
+async def test_a_node_that_is_deleted_before_the_watch_has_read_it_is_put_back():
+    tree = EmbeddedTree(SystemClock())
+    store, other = tree.session(), tree.session()
+    await store.open()
+    await other.open()
+    create, deletions = store.create, []
+
+    async def create_and_lose(path: str, *given, **more) -> str:
+        """The deletion comes after all that the registrar does at once, and before the watch reads."""
+        if not deletions:
+            deletions.append(asyncio.create_task(other.delete(path)))
+        return await create(path, *given, **more)
+
+    store.create = create_and_lose
+    registrar = Registrar(store)
+    registrar.start()
+    registrar.register("/n", b"x")
+    async with asyncio.timeout(20):
+        await registrar.settled()
+    await deletions[0]
+    assert (await other.get("/n")).data == b"x"
+    await registrar.close()
+    await store.close()
+    await other.close()
+    await tree.close()
+
+
+async def test_a_write_that_fails_and_changes_nothing_is_tried_again(monkeypatch):
+    monkeypatch.setattr("shoal.discovery.registrar.FIRST_PAUSE", 0.01)
+    tree = EmbeddedTree(SystemClock())
+    store = tree.session()
+    await store.open()
+    await store.create("/n", b"old")
+    take_over, failures = store.take_over, iter(range(2))
+
+    async def fail(path: str, data: bytes, *, version: int) -> None:
+        if next(failures, None) is not None:
+            raise UnavailableError("the tree is away")
+        await take_over(path, data, version=version)
+
+    store.take_over = fail
+    registrar = Registrar(store)
+    registrar.start()
+    registrar.register("/n", b"new")
+    async with asyncio.timeout(20):
+        await registrar.settled()
+    value = await store.get("/n")
+    assert (value.data, value.stat.owner, next(failures, None)) == (b"new", store.session_id, None)
+    await registrar.close()
+    await store.close()
+    await tree.close()
+
+
 async def test_a_registrar_that_is_closed_at_work_leaves_no_call_unmade():
     tree = EmbeddedTree(SystemClock())
     store = tree.session()

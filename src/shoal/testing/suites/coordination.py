@@ -299,6 +299,16 @@ class WatchesSuite(CoordinationKit):
         second = await data.until(lambda value: value is not None and value.stat.created > first.stat.created)
         assert second == await store.get(f"{base}/a")
 
+    async def test_a_node_that_came_and_went_is_told_to_be_missing_again(
+        self, store: CoordinationStore, other: CoordinationStore, base: str
+    ) -> None:
+        data = self.seen()
+        store.watch_data(f"{base}/a", data)
+        await data.is_now(None)
+        await other.create(f"{base}/a")
+        await other.delete(f"{base}/a")
+        await data.until(lambda value: value is None and len(data.values) > 1)
+
     async def test_changes_are_coalesced_and_the_last_arrives(
         self, store: CoordinationStore, other: CoordinationStore, base: str
     ) -> None:
