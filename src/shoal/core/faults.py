@@ -99,6 +99,7 @@ POINTS: dict[str, str] = {
     "topics.commit.before": "a transaction is about to be committed",
     "topics.entry.appended": "an entry is in the journal; its author has not read whether it counts",
     "topics.roll.before": "a journal has ended and the next one is not made yet",
+    "topics.collect.looked": "what a log needs is known; no file that it does not need is removed",
 }
 """Every point there is, with what is true when it is reached."""
 

@@ -51,10 +51,10 @@ class Holdings:
         with self._lock:
             self._busy.difference_update(names)
 
-    def is_busy(self, name: str) -> bool:
-        """Whether a writer uses it, or has it in an open transaction."""
+    def busy(self) -> frozenset[str]:
+        """Those that a writer uses, or has in an open transaction."""
         with self._lock:
-            return name in self._busy
+            return frozenset(self._busy)
 
 
 class Drafts:

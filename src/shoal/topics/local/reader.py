@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
+from shoal.core.errors import DamagedError, InvalidError, NotFoundError, PreconditionError, problem
 from shoal.topics.base import DEFAULT_MAX_BYTES, DEFAULT_MAX_RECORDS, FETCHED, Fetched, Reset, TopicPartition
 from shoal.topics.errors import OffsetOutOfRangeError
 from shoal.topics.local.history.replay import Chunk
@@ -162,14 +162,33 @@ class LocalReader:
             taken = _Taken(position, max_records, max_bytes, alone=alone)
             try:
                 for chunk in chunks:
-                    if not taken.take(chunk, self._segments.read(chunk)):
+                    if not taken.take(chunk, self._read(where, chunk)):
                         break
-            except FileNotFoundError:
+            except FileNotFoundError:  # retention was quicker: the position is out of range now, or was reset
                 if taken.batches:
                     return taken
-                self._view.refresh()  # retention was quicker: the position is out of range now, or was reset
                 continue
             return taken
+
+    def _read(self, where: TopicPartition, chunk: Chunk) -> Any | None:
+        """The records of a chunk; None when a power cut has taken them.
+
+        Raises `FileNotFoundError` when retention has removed them, and `DamagedError` when somebody else did.
+        """
+        try:
+            return self._segments.read(chunk)
+        except FileNotFoundError:
+            with self._view.lock:
+                state = self._view.refresh()
+                partition = state.partition(self._topics[where], where.partition)
+            if partition is None or partition.first >= chunk.end:
+                raise
+            if self._segments.may_have_lost(chunk):
+                return None
+            raise DamagedError(
+                f"{where}: records {chunk.start}…{chunk.end - 1} are gone: {self._segments.path(chunk)} is missing",
+                hint="somebody removed it: bring it back, or read on from a later offset",
+            ) from None
 
     def _find(self, where: TopicPartition, max_records: int, max_bytes: int) -> tuple[int, list[Chunk]]:
         """Where to go on, and the chunks that hold it."""

@@ -139,10 +139,20 @@ class Segments:
             raise typed(error, segment_path(self._places, chunk.segment)) from error
         if len(content) != chunk.length:
             return None
-        # Within one boot the page cache is what was written. What is older may have lost its last seconds.
-        if not chunk.segment.startswith(self._boot) and zlib.crc32(content) != chunk.checksum:
+        if self.may_have_lost(chunk) and zlib.crc32(content) != chunk.checksum:
             return None
         return pa.ipc.read_record_batch(pa.py_buffer(content), RECORDS)
+
+    def may_have_lost(self, chunk: Chunk) -> bool:
+        """Whether a power cut may have taken it.
+
+        Within one boot the page cache is what was written. What is older may have lost its last seconds.
+        """
+        return not chunk.segment.startswith(self._boot)
+
+    def path(self, chunk: Chunk) -> Path:
+        """The file that a chunk lies in."""
+        return segment_path(self._places, chunk.segment)
 
     def close(self) -> None:
         """Let go of the files. What was read stays readable."""

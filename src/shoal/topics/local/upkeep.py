@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shoal.core.disk.durable import sync_path
 from shoal.core.errors import ShoalError
+from shoal.core.faults import reach
 from shoal.topics.local.drafts import Holdings
 from shoal.topics.local.history.entries import Trim
 from shoal.topics.local.history.replay import PartitionState, TopicState
@@ -134,10 +135,12 @@ class Upkeep:
     def collect(self) -> None:
         """Remove files that are no longer needed."""
         places = self._view.places
-        # What is listed first and looked up afterwards was not made by a session that we have not heard of.
+        # What is listed first and looked up afterwards was not made by a session that we have not heard of. What a
+        # writer has let go of before the journal is looked at, that names already if it ever will.
         segments = [path for path in _files(places.segments) if path.suffix == ".arrow"]
         indexes = _files(places.indexes)
         leases = _files(places.leases)
+        busy = self._holdings.busy()
         with self._view.lock:
             state = self._view.refresh()
             number = self._view.journal_number
@@ -146,7 +149,8 @@ class Upkeep:
             needed = {
                 part.number for topic in state.topics.values() for each in topic.partitions for part in each.index
             }
-        garbage = [path for path in segments if self._is_garbage(path.stem, named, sessions)]
+        reach("topics.collect.looked")
+        garbage = [path for path in segments if self._is_garbage(path.stem, named | busy, sessions)]
         garbage += [path for path in indexes if int(path.stem) < number and int(path.stem) not in needed]
         garbage += [places.journal(each) for each in places.journal_numbers() if each < number]
         garbage += [path for path in leases if path.name not in sessions and self._is_old(path)]
@@ -155,13 +159,11 @@ class Upkeep:
             with typed_errors(path):
                 path.unlink(missing_ok=True)
 
-    def _is_garbage(self, name: str, named: set[str], sessions: set[str]) -> bool:
-        if name in named:
+    def _is_garbage(self, name: str, needed: set[str], sessions: set[str]) -> bool:
+        if name in needed:
             return False
         session = session_of(name)
-        if session not in sessions:
-            return True
-        return session.startswith(self._view.author) and not self._holdings.is_busy(name)
+        return session not in sessions or session.startswith(self._view.author)
 
     def _is_old(self, path: Path) -> bool:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core import faults
-from shoal.core.errors import InternalError, InvalidError, NotFoundError, UnsupportedError
+from shoal.core.errors import DamagedError, InternalError, InvalidError, NotFoundError, UnsupportedError
 from shoal.topics.base import TopicPartition, Topics, records
 from shoal.topics.local import Fsync, LocalLogSettings, LocalTopics
 from shoal.topics.local.history.watch import Watch
@@ -98,6 +98,19 @@ def test_records_that_a_power_cut_took_are_a_hole(log: Path) -> None:
     os.truncate(log / "segments" / old, chunk.position + 10)
     with LocalTopics(log) as topics:
         assert read_all(topics) == ([b"0", b"1"], [0, 1])
+    # Its entry in the directory may be lost, too.
+    (log / "segments" / old).unlink()
+    with LocalTopics(log) as topics:
+        with topics.writer() as writer:
+            writer.append("t", records([b"5"]))
+        assert read_all(topics) == ([b"5"], [5])
+
+
+def test_a_file_that_somebody_removed_is_an_error(log: Path) -> None:
+    (segment,) = (log / "segments").iterdir()
+    segment.unlink()
+    with LocalTopics(log) as topics, pytest.raises(DamagedError, match=f"records 0…0 are gone: .*{segment.name}"):
+        read_all(topics)
 
 
 def _renamed(journal: bytes, old: str, new: str) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core import faults
 from shoal.topics.base import Fetched, Reset, Retention, TopicPartition, records
 from shoal.topics.errors import OffsetOutOfRangeError
 from shoal.topics.local import Fsync, LocalLogSettings, LocalTopics
@@ -145,6 +146,27 @@ def test_open_transactions_keep_their_files_and_dead_ones_do_not(tmp_path: Path)
         with topics.reader() as reader:
             reader.assign({WHERE: 0})
             assert values(reader.read()) == [b"x" * 3000] * 10
+
+
+def test_what_is_committed_while_garbage_is_looked_for_stays(tmp_path: Path) -> None:
+    with LocalTopics(tmp_path, SMALL) as topics:
+        topics.create("t")
+        writer = topics.writer(transactional_id="x")
+
+        def finish(_name: str) -> None:
+            writer.commit()
+            writer.close()
+
+        writer.begin()
+        writer.append("t", records([b"x"]))
+        before = segments(tmp_path)
+        faults.arm("topics.collect.looked", finish)
+        topics._upkeep.collect()
+        assert writer.closed
+        assert segments(tmp_path) == before
+        with topics.reader() as reader:
+            reader.assign({WHERE: 0})
+            assert values(reader.read()) == [b"x"]
 
 
 def test_a_deleted_topic_leaves_nothing_behind(tmp_path: Path) -> None:
