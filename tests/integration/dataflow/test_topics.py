@@ -20,7 +20,10 @@ from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import EventTime, Node, OnError, SideOutput, Sink, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.topics.base import TopicPartition, records
+from shoal.topics.errors import FencedError
 from shoal.topics.headers import make_headers, trace_ids
+from shoal.topics.local import LocalTopics
+from shoal.topics.local.history.entries import EndSession
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Multiply,
@@ -157,6 +160,30 @@ class Crash(BaseException):
 
 def _crash(name: str) -> None:
     raise Crash(name)
+
+
+def declare_dead(broker):
+    """What another process says in the journal of one that stood still for too long."""
+    with LocalTopics(broker) as others:
+        for name in list(others._view.state.sessions):
+            others._view.submit(EndSession(name))
+
+
+@pytest.mark.parametrize("point", ["dataflow.start.fenced", "dataflow.recover.before"])
+def test_a_start_that_stood_still_and_was_taken_for_dead_begins_again(broker, tmp_path, point):
+    fill(broker)
+    left = iter([True])
+    faults.arm(point, lambda _name: declare_dead(broker) if next(left, False) else None)
+    engine.run(job(broker), name="job", settings=settings(tmp_path))
+    assert next(left, None) is None
+    assert sums(read(broker)) == EXPECTED
+
+
+def test_a_start_that_is_fenced_again_and_again_says_so(broker, tmp_path):
+    fill(broker)
+    faults.arm("dataflow.recover.before", lambda _name: declare_dead(broker))
+    with pytest.raises(FencedError, match="taken for dead"):
+        engine.run(job(broker), name="job", settings=settings(tmp_path))
 
 
 def test_without_exactness_rows_are_there_at_once(broker):

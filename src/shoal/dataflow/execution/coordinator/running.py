@@ -165,14 +165,7 @@ class RunningFlow:
         if checkpoint is not None:
             if self.recoveries:  # from the last one; or from where it was started, when there is none since
                 checkpoint = replace(checkpoint, from_checkpoint=None, accept_duplicates=False)
-            self._job = start_job(
-                self.name,
-                checkpoint,
-                layout_of(self.plan),
-                self._planned_sinks(),
-                stateful=stateful_uids(self.plan),
-                clock=self._clock,
-            )
+            self._job = self._start(checkpoint)
             self._storage = self._job.storage
         job = self._job
         found = None if job is None else job.checkpoint
@@ -198,6 +191,17 @@ class RunningFlow:
             attempt.coordinator = self._make_coordinator(job, checkpoint)
         self._hosts.begin(share, found, attempt)
         return attempt
+
+    def _start(self, checkpoint: CheckpointSettings) -> StartedJob:
+        """Start the job. A process that stood still meanwhile, and was taken for dead by a log, starts it again."""
+        layout, sinks, stateful = layout_of(self.plan), self._planned_sinks(), stateful_uids(self.plan)
+        while True:
+            try:
+                return start_job(self.name, checkpoint, layout, sinks, stateful=stateful, clock=self._clock)
+            except FencedError as error:
+                if self._are_fenced_too_often():
+                    raise
+                log.warning("job %s was fenced while it started, and starts again: %s", self.name, error)
 
     def _planned_sinks(self) -> list[PlannedSink]:
         return [
@@ -433,9 +437,8 @@ class RunningFlow:
 
         A sink that is fenced again and again belongs to another job of the same name.
         """
-        job, now = self._job, self._clock.monotonic()
-        self._fenced_at = [*(each for each in self._fenced_at if now - each < _RECOVERY_SECONDS), now]
-        if job is None or self._hosts.most_losses == 0 or len(self._fenced_at) > _MOST_FENCED:
+        job = self._job
+        if self._are_fenced_too_often() or job is None or self._hosts.most_losses == 0:
             return False
         try:
             job.claim.check()
@@ -443,6 +446,12 @@ class RunningFlow:
             log.warning("job %s: %s", self.name, error)
             return False
         return True
+
+    def _are_fenced_too_often(self) -> bool:
+        """Note that sinks were fenced. Whether they were too often lately."""
+        now = self._clock.monotonic()
+        self._fenced_at = [*(each for each in self._fenced_at if now - each < _RECOVERY_SECONDS), now]
+        return len(self._fenced_at) > _MOST_FENCED
 
     def lose(self, attempt: _Attempt, reason: str) -> None:
         """A task host of an attempt is lost."""
