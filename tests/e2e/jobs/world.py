@@ -20,6 +20,7 @@ from typing import Any
 from shoal.cli.local.fleet import LocalFleet
 from shoal.client.control_plane import ControlPlane
 from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import ShoalError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.connectors.topics.brokers import topics_of
@@ -32,6 +33,7 @@ from shoal.dataflow.plan.prepare import prepare
 from shoal.topics.base import records
 from shoal.wire.methods import Jobs
 from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb
+from tests.e2e.jobs.showing import show_logs, show_places, show_processes, show_series
 from tests.unit.dataflow.execution.flows import SCHEMA
 
 LONG = 90.0
@@ -96,6 +98,7 @@ class World:
         self.client = client
         self.folder = folder
         self.broker = broker or str(folder / "log")
+        self.checkpoints = str(folder / "checkpoints")
         self.suffix = f"-{SystemEntropy().token(8)}"
         self.job_id = f"sums{self.suffix}"
         self.fed: list[tuple[str, int, int]] = []
@@ -189,11 +192,12 @@ class World:
                 while len(found) < len(expected):
                     found = await asyncio.to_thread(self.found)
                     await asyncio.sleep(0.2)
-        assert found == expected, f"{_difference(expected, found)}\n{self.logs()}"
+        if found != expected:
+            raise AssertionError(f"{_difference(expected, found)}\n{await self.show()}")
 
     async def wait_output(self, more_than: int = 0) -> int:
         """Wait until there is output, or more than there was."""
-        async with asyncio.timeout(LONG):
+        async with self._within(LONG, f"no more output than {more_than}"):
             while (count := len(await asyncio.to_thread(self.found))) <= more_than:
                 await asyncio.sleep(0.05)
         return count
@@ -211,13 +215,14 @@ class World:
         **more: Any,
     ) -> Package:
         source = TopicSource(self.input, self.broker, schema=SCHEMA, bounded=bounded)
-        rows = Stream.from_source(source, schema=SCHEMA, event_time="time", time_unit="us")
+        # Never idle: who feeds it may be held up for seconds on a busy machine, and no row may be late for that.
+        rows = Stream.from_source(source, schema=SCHEMA, event_time="time", time_unit="us", idle_after=None)
         if does:
             rows = rows.map({"boom": _boom, "die": _deadly, "eat": _hungry}[does](), schema=SCHEMA)
         sums = rows.group_by("key").window(tumbling(seconds=WINDOW / 1e6)).sum("value").uid(uid)
         sink = sums.to_sink(TopicSink(self.output, self.broker, key="key"))
-        directory = checkpoints or str(self.folder / "checkpoints")
-        settings = FlowSettings(checkpoint=CheckpointSettings(directory=directory, interval=0.2, min_pause=0.0))
+        self.checkpoints = checkpoints or self.checkpoints
+        settings = FlowSettings(checkpoint=CheckpointSettings(directory=self.checkpoints, interval=0.2, min_pause=0.0))
         return pack_job(prepare([sink.node]), name=self.job_id, parallelism=parallelism, settings=settings, **more)
 
     async def submit(self, parallelism: int = 2, **more: Any) -> None:
@@ -239,21 +244,17 @@ class World:
         return None if said is None else decode_coordinator(said)
 
     async def wait_state(self, *states: str, seconds: float = LONG) -> Any:
-        job = None
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    with contextlib.suppress(OSError):
-                        job = await self.get()
-                        if job.state in states:
-                            return job
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            raise AssertionError(f"not {states}: {job}\n{await self.report()}\n{self.logs()}") from None
+        async with self._within(seconds, f"not {states}"):
+            while True:
+                with contextlib.suppress(OSError):
+                    job = await self.get()
+                    if job.state in states:
+                        return job
+                await asyncio.sleep(0.1)
 
     async def wait_recovered(self, epoch: int) -> CoordinatorReport:
         """Wait until the job runs under a newer epoch."""
-        async with asyncio.timeout(LONG):
+        async with self._within(LONG, f"no epoch after {epoch}"):
             while True:
                 found = await self.report()
                 if found is not None and found.epoch > epoch and found.phase == "running":
@@ -275,10 +276,21 @@ class World:
         os.kill(view.run.pid, number)
         return str(view.assigned_node_id)
 
-    def logs(self) -> str:
-        """The last lines of every process of the job."""
-        found = []
-        for path in sorted(self.fleet.base_dir.rglob("*.log")):
-            if self.job_id in str(path):
-                found.append(f"== {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:]))
-        return "\n".join(found)
+    @contextlib.asynccontextmanager
+    async def _within(self, seconds: float, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise AssertionError(f"{what}:\n{await self.show()}") from None
+
+    async def show(self) -> str:
+        """Everything that tells why the job is not as it should be."""
+        try:
+            job = await self.get()
+            found = [f"{job}\n{await self.report()}", await show_processes(self.client, job.workload_ids)]
+        except (ShoalError, OSError) as error:
+            found = [f"the control plane does not say how the job is: {error}"]
+        found.append(await asyncio.to_thread(show_places, self.checkpoints, self.job_id, self.broker, self.input))
+        folder = self.fleet.base_dir
+        return "\n".join([*found, show_series(folder, self.job_id), show_logs(folder, self.job_id)])
