@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 SILENCE = 3.0
 #: Seconds between two looks for the coordinator.
 _LOOK = 0.2
-#: Seconds without the coordinator after which it is looked for at the control plane first.
+#: Seconds for which an image had not heard the coordinator when it ended, after which the next one asks the control
+#: plane first.
 _AWAY = 1.5
 _MEMORY = "coordinator.json"
 _MOST_FOLDER = 60
@@ -69,6 +70,13 @@ class Known:
     #: When it was last heard, by the clock of the machine, and by which process.
     heard_at: float = 0.0
     pid: int = 0
+    #: When this was written down.
+    noted_at: float = 0.0
+
+    @property
+    def was_away(self) -> bool:
+        """Whether it was away when this was written down. How long an image takes to begin says nothing about it."""
+        return self.noted_at - self.heard_at >= _AWAY
 
 
 class Search:
@@ -110,7 +118,7 @@ class Search:
 
     def remember(self, known: Known) -> None:
         """Write down where the coordinator is. A full disk costs a search."""
-        self.known = known = replace(known, pid=os.getpid())
+        self.known = known = replace(known, pid=os.getpid(), noted_at=self._clock.monotonic())
         try:
             fresh = self._path.with_suffix(".new")
             fresh.write_text(json.dumps(asdict(known)))
@@ -124,7 +132,7 @@ class Search:
 
     def candidates(self) -> Iterator[Known]:
         """Where the coordinator may be: where it was, or what the control plane says; again and again."""
-        if self.known.address and self.misses < _AWAY:
+        if self.known.address and not self.known.was_away:
             yield self.known  # between two epochs it is where it was
         while True:
             asked = self.ask()

@@ -53,12 +53,13 @@ def search(tmp_path, board, clock):
     return Search(SimpleNamespace(job_id="j"), board, "j-coordinator", 2, tmp_path, clock=clock)
 
 
-def begin(tmp_path, board, clock, *, quiet=0.0):
-    """The next image of a process that has heard its coordinator, and then did not for a while."""
+def begin(tmp_path, board, clock, *, quiet=0.0, takes=0.0):
+    """The next image of a process that has heard its coordinator, and then did not for a while. It takes so long."""
     first = search(tmp_path, board, clock)
     first.heard(OLD)
     clock.now += quiet
     first.remember(first.known)
+    clock.now += takes
     return search(tmp_path, board, clock)
 
 
@@ -76,6 +77,16 @@ def test_a_coordinator_that_stands_still_is_told_before_anybody_connects_to_it(t
     assert [(each.number, each.term, each.node) for each in board.heard] == [(2, 4, "n0")]
     assert board.heard[0].misses == pytest.approx(3.2)
     assert (found.address, found.term) == ("new:2", 5)
+
+
+def test_an_image_that_takes_long_to_begin_tries_its_coordinator_before_it_complains(tmp_path, clock):
+    """Machines that are busy would else move a coordinator that lives, whenever its task hosts begin again."""
+    board = Board(NEW)
+    found = begin(tmp_path, board, clock, quiet=1.0, takes=4.0).candidates()
+    assert next(found).address == "old:1"
+    assert board.heard == []
+    assert next(found).address == "new:2"
+    assert [each.misses for each in board.heard] == [pytest.approx(5.0)]
 
 
 @pytest.mark.parametrize("board", [Board(), Board(is_away=True)], ids=["nothing known", "away"])
