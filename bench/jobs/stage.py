@@ -23,8 +23,8 @@ from shoal.core.ids import JobId
 from shoal.dataflow.execution.remote.submission import pack_job
 from shoal.dataflow.execution.remote.submitting import CollectedJob, submit_job
 from shoal.dataflow.fleet.progress import COORDINATOR, workload_of
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.prepare import prepare
+from shoal.dataflow.settings import FlowSettings
 from shoal.jobs.states import ENDED
 from shoal.model.jobs import JobState, JobView
 

@@ -11,12 +11,12 @@ from shoal.dataflow.api.streams.windows import count as count
 from shoal.dataflow.api.streams.windows import session as session
 from shoal.dataflow.api.streams.windows import sliding as sliding
 from shoal.dataflow.api.streams.windows import tumbling as tumbling
-from shoal.dataflow.language.errors import PlanError as PlanError
+from shoal.dataflow.errors import PlanError as PlanError
 from shoal.dataflow.language.expressions.trees import col as col
 from shoal.dataflow.language.expressions.trees import lit as lit
-from shoal.dataflow.language.record import Record as Record
-from shoal.dataflow.language.settings import CheckpointSettings as CheckpointSettings
-from shoal.dataflow.language.settings import FlowSettings as FlowSettings
+from shoal.dataflow.operators.record import Record as Record
+from shoal.dataflow.settings import CheckpointSettings as CheckpointSettings
+from shoal.dataflow.settings import FlowSettings as FlowSettings
 from shoal.dataflow.state.groups import KeyedState as KeyedState
 from shoal.dataflow.state.handles import AggregatingState as AggregatingState
 from shoal.dataflow.state.handles import ListState as ListState

@@ -26,9 +26,9 @@ from shoal.dataflow.checkpoint.statestore import file_name
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.files.commits import Move, decode_moves, encode_moves
 from shoal.dataflow.connectors.write_ahead import decode_segments, encode_segments, from_stream, to_stream
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.execution.remote.delegated import read_key
 from shoal.dataflow.language.expressions.datatypes import parse_type
-from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode
 from shoal.dataflow.plan.documents import PlanDocument, read_nodes, read_plan, write_plan

@@ -28,8 +28,8 @@ from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution.remote.submission import Package, pack_job
 from shoal.dataflow.fleet.reports import CoordinatorReport, decode_coordinator
 from shoal.dataflow.fleet.spec import encode
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.prepare import prepare
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.topics.base import records
 from shoal.wire.methods import Jobs
 from shoal.wire.pb.shoal.v1 import jobs_pb2 as pb

@@ -27,7 +27,7 @@ from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions.trees import col, lit
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.topics.local import LocalLogSettings, LocalTopics
 
 SCHEMA = pa.schema([("user", pa.string()), ("value", pa.int64()), ("at", pa.int64())])

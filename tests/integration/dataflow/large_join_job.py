@@ -23,7 +23,7 @@ from shoal import Stream
 from shoal.core.clock import Clock
 from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 
 LEFT = pa.schema([("key", pa.int64()), ("payload", pa.binary())])
 RIGHT = pa.schema([("key", pa.int64()), ("right", pa.int64())])

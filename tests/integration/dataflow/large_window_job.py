@@ -15,7 +15,7 @@ import time
 
 from shoal import Stream, tumbling
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.integration.dataflow.large_join_job import STEP, Counting, used
 
 DAY = tumbling(seconds=86_400)

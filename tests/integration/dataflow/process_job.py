@@ -23,7 +23,7 @@ from shoal.dataflow.connectors.files.sinks import JsonLinesSink
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.integration.dataflow.zombies import Zombies
 from tests.unit.dataflow.execution.flows import SCHEMA
 

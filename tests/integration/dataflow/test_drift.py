@@ -13,7 +13,7 @@ from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import Sink, Source
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.settings import FlowSettings
 from shoal.topics.base import records
 from tests.unit.dataflow.execution.flows import MICROS, SCHEMA, window_sums
 

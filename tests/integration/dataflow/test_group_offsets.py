@@ -12,7 +12,7 @@ from shoal.core.entropy import SystemEntropy
 from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.dataflow.connectors.topics.endpoints import TopicSource
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.streams import Recording, RecordingSink
 from shoal.topics.base import TopicPartition
 from tests.integration.dataflow.test_topics import ROWS, fill

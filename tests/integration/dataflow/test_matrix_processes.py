@@ -23,9 +23,9 @@ from shoal import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.routing import assign_tasks
 from shoal.dataflow.language.logical import Node, Sink
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.physical import Stage
 from shoal.dataflow.plan.prepare import prepare
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.certificates import Certificates
 from shoal.testing.virtual_time import VirtualTime
 from tests.integration.dataflow.test_processes import HOST_POINTS, ROOT

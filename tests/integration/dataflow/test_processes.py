@@ -26,11 +26,10 @@ from shoal.core import faults
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.errors import OperatorFailedError, PlanError, StepInput
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.hosts.processes import DEADLINE
 from shoal.dataflow.execution.progress import step_progress
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 from shoal.dataflow.language.logical import OnError
 from tests.integration.dataflow.own_source import OwnSource
 from tests.integration.dataflow.test_topics import ROWS, fill, read

@@ -39,11 +39,11 @@ from shoal.dataflow.execution.hosts.error_texts import describe_error
 from shoal.dataflow.execution.remote import hosts as remote_hosts
 from shoal.dataflow.execution.remote.hosts import MOST_GREETINGS, RemoteHosts
 from shoal.dataflow.execution.routing import all_tasks
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import prepare
 from shoal.dataflow.plan.prepared import read_prepared, write_prepared
+from shoal.dataflow.settings import FlowSettings
 from shoal.exchange.errors import PeerLostError
 from tests.services.absence import need_ipv6
 

@@ -16,7 +16,7 @@ from shoal.dataflow.api.streams.windows import session, sliding, tumbling
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import SCHEMA, Recording, RecordingSink, Tap, TapSource, rows
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ from shoal.dataflow.connectors.files.sinks import JsonLinesSink
 from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Sink, Source
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.topics.base import records
 from tests.integration.dataflow.growing_topic import GrowingTopic
 from tests.integration.dataflow.slow_topic import CountedTopic, SlowTopic

@@ -14,7 +14,7 @@ from shoal.core.errors import InvalidError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.topics.brokers import add_settings, topics_of
 from shoal.dataflow.connectors.topics.metadata import TYPES
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col
 from shoal.topics.base import records
 from shoal.topics.codecs import codec

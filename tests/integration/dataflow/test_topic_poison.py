@@ -14,9 +14,8 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.dataflow.connectors.topics.endpoints import TopicSource
+from shoal.dataflow.errors import OperatorFailedError, PlanError, PoisonError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import OperatorFailedError, PoisonError
 from shoal.dataflow.language.logical import EventTime, OnError, SideOutput, Source
 from shoal.topics.base import records
 from shoal.topics.headers import make_headers

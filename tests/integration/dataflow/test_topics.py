@@ -15,10 +15,10 @@ from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.topics import brokers
 from shoal.dataflow.connectors.topics.brokers import is_kafka, topics_of
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
+from shoal.dataflow.errors import OperatorFailedError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import EventTime, Node, OnError, SideOutput, Sink, Source
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.topics.base import TopicPartition, records
 from shoal.topics.errors import FencedError
 from shoal.topics.headers import make_headers, trace_ids

@@ -13,8 +13,8 @@ from shoal.core import faults
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import EventTime, Sink, Source
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.base import StepOperator
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import SCHEMA, custom, window_sums
 
 

@@ -21,7 +21,7 @@ from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import OnError, SideOutput, Sink, Source
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.suites.sinks import SinkKit, SinkSuite
 from shoal.testing.suites.topics_kit import TopicsKit
 from shoal.topics.base import records

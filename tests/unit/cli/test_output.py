@@ -14,7 +14,7 @@ import pytest
 from shoal.cli import output
 from shoal.cli.output.tables import Column
 from shoal.core.errors import InvalidError, NotFoundError, problem
-from shoal.dataflow.language.failures import OperatorFailedError, StepInput
+from shoal.dataflow.errors import OperatorFailedError, StepInput
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 

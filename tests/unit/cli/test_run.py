@@ -12,7 +12,7 @@ from shoal.cli import main
 from shoal.cli.programs.loading import ProgramError, load_program
 from shoal.core.errors import InvalidError
 from shoal.dataflow.api.context import Launch
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 PROGRAM = """\

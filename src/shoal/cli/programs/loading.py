@@ -177,7 +177,7 @@ def _only(apps: dict[str, App], place: str) -> App:
 
 
 def _near(name: str, known: Iterable[str], kind: str = "Python files here") -> str:
-    from shoal.dataflow.language.errors import near
+    from shoal.dataflow.errors import near
 
     return near(name, known, kind)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shoal.core.errors import problem
 from shoal.dataflow.connectors.topics.brokers import address_of, has_settings, is_kafka, name_settings
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import EventTime, Location, Sink
+from shoal.dataflow.language.logical import EventTime, Sink
 
 if TYPE_CHECKING:
     from shoal.topics.kafka import KafkaSettings

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.core.errors import problem
-from shoal.dataflow.language.errors import PlanError, near
-from shoal.dataflow.language.logical import Location
+from shoal.dataflow.errors import Location, PlanError, near
 
 _CODEC = 'say it for each topic: app.topic("orders", codec="arrow")'
 _KEY = 'keys are text or bytes; name their column: app.topic("orders", key="id")'

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from shoal.dataflow.language.errors import refuse
-from shoal.dataflow.language.logical import Location
+from shoal.dataflow.errors import Location, refuse
 from shoal.dataflow.operators import base
 
 

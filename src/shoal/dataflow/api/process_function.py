@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from shoal.dataflow.language.lengths import Span
-from shoal.dataflow.language.moments import Delay, Time
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.operators.record import Record
+from shoal.dataflow.operators.users.moments import Delay, Time
 from shoal.dataflow.state.handles import AggregatingState, ListState, MapState, ReducingState, ValueState
 
 

@@ -25,7 +25,7 @@ from shoal.core.disk.locks import FileLock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError
 from shoal.dataflow.checkpoint.records import Branch, check_seal, seal
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 

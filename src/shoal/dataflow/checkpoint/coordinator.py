@@ -51,7 +51,7 @@ from shoal.dataflow.checkpoint.protocol import (
 from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.base import SinkCommitter
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.dataflow.checkpoint.claim import claim_job, read_record
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
-from shoal.dataflow.language.errors import near
+from shoal.dataflow.errors import near
 
 _NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -23,7 +23,7 @@ from shoal.dataflow.checkpoint.savepoints import number_of_savepoint
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkCommitter, SinkConnector, SupportsCommit
 from shoal.dataflow.connectors.markers import Marker
-from shoal.dataflow.language.settings import CheckpointSettings
+from shoal.dataflow.settings import CheckpointSettings
 
 log = logging.getLogger(__name__)
 

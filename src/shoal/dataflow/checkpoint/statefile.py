@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.dataflow.checkpoint.handles import FileHandle
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Table, Tables, TableState, split_groups, stack

@@ -24,7 +24,7 @@ from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.handles import Chain, FileHandle
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.statefile import Body, FileReader, ReadAt, StepIndex
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import Tables, merge_tables
 

@@ -23,7 +23,7 @@ from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
 from shoal.dataflow.checkpoint.records import Branch, Checkpoint, History, Layout, Search, check_seal, seal
 from shoal.dataflow.checkpoint.statestore import StateStore, is_file_name, number_of
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.language.settings import CheckpointSettings
+from shoal.dataflow.settings import CheckpointSettings
 
 
 @runtime_checkable

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.dataflow.connectors.base import SinkContext
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.failures import CheckpointError
 
 #: How much waits is reported in steps of this part of what may wait.
 _REPORT_STEPS = 16

@@ -44,11 +44,11 @@ from shoal.dataflow.language.logical import (
     Union,
     walk,
 )
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.base import Context, OperatorState, StepOperator
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.merging import can_keep_apart
 from shoal.dataflow.plan.physical import PhysicalPlan, Role, Stage, Step, key_groups_of, kind_of
+from shoal.dataflow.settings import FlowSettings
 
 #: Nodes whose steps keep something that a restart needs. How far a step that names event time had come is not: without
 #: it time begins anew behind it, and nothing is late that was not.

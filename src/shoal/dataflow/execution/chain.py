@@ -13,10 +13,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from shoal.core.errors import ShoalError
 from shoal.dataflow.checkpoint.uploads import RestoredState
+from shoal.dataflow.errors import CheckpointError, Location, OperatorFailedError, StepInput
 from shoal.dataflow.execution.alignment import Idle, send
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Schema, Watermark
-from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError, StepInput
-from shoal.dataflow.language.logical import Location
 from shoal.dataflow.operators.base import Context, OperatorState, StepOperator
 from shoal.dataflow.operators.policies import shown_rows, shown_schema
 from shoal.dataflow.plan.physical import MAIN

@@ -18,11 +18,11 @@ from shoal.dataflow.execution.coordinator.running import FlowMetrics, RunningFlo
 from shoal.dataflow.execution.hosts.base import Hosts, LocalHosts
 from shoal.dataflow.language.functions import add_blobs
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.physical import PhysicalPlan
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import Prepared, check_connectors, prepare
 from shoal.dataflow.plan.prepared import read_prepared, write_prepared
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 
 __all__ = [
     "FlowMetrics",

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.connectors.base import Split
+from shoal.dataflow.errors import PoisonError
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, TIME, Batch
-from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import EventTime
 from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator
 

@@ -13,10 +13,10 @@ from functools import partial as partially
 from typing import Any, TypeAlias
 
 from shoal.core.errors import UnsupportedError
+from shoal.dataflow.errors import Location, refuse
 from shoal.dataflow.execution.event_time import to_micros
 from shoal.dataflow.language.binding import Bound, bind, bind_predicate
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
-from shoal.dataflow.language.errors import refuse
 from shoal.dataflow.language.expressions.trees import Expression, columns_of, describe
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import (
@@ -27,7 +27,6 @@ from shoal.dataflow.language.logical import (
     FunctionRef,
     Join,
     JoinMode,
-    Location,
     MapBatches,
     MapRecords,
     Merge,

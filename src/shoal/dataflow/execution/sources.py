@@ -31,12 +31,12 @@ from shoal.dataflow.connectors.base import (
     TailingReader,
     WakeableReader,
 )
+from shoal.dataflow.errors import PoisonError
 from shoal.dataflow.execution.event_time import NO_TIME, Silence, Watermarks, to_micros, why_unfit
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, TIME, TRACE, Batch, Schema
-from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import EventTime, OnError, Source
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.base import OperatorState, Output
+from shoal.dataflow.settings import FlowSettings
 
 #: A source that reads looks at the clock more often than this, in seconds; or twice as often as it waits for rows.
 _LONGEST_STEP = 0.25

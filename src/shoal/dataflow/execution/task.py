@@ -33,12 +33,12 @@ from shoal.dataflow.checkpoint.messages import (
 )
 from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.connectors.base import Split
+from shoal.dataflow.errors import OperatorFailedError
 from shoal.dataflow.execution.alignment import AlignedInbox, Idle
 from shoal.dataflow.execution.chain import Chain, Receiver, StepCounts
 from shoal.dataflow.execution.sources import SourceDriver
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, End, Watermark
-from shoal.dataflow.language.failures import OperatorFailedError
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.settings import FlowSettings
 from shoal.exchange.errors import Cancelled
 
 #: A batch with less than this part of the rows that were asked for is small.

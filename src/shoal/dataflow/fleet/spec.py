@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import Check, MaxLength, Pattern, Range, build, to_mapping
-from shoal.dataflow.language.settings import KEY_GROUPS, PARTIAL, CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import KEY_GROUPS, PARTIAL, CheckpointSettings, FlowSettings
 from shoal.model.workloads import Constraint, ResourceRequest
 
 ENGINE = "dataflow"

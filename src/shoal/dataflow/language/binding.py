@@ -13,15 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import problem
+from shoal.dataflow.errors import ExpressionError, Location, PlanError, near
+from shoal.dataflow.errors import describe as describe_error
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.expressions.kernels import KERNELS
 from shoal.dataflow.language.expressions.parts import Evaluate, MismatchError, Part, literal
 from shoal.dataflow.language.expressions.trees import Call, Column, Expression, Literal, describe, why_too_large
-from shoal.dataflow.language.failures import ExpressionError
-from shoal.dataflow.language.failures import describe as describe_error
-from shoal.dataflow.language.logical import Location
 
 #: Names of the kernels whose last argument is a Python value that no column could hold.
 _TAKES_VALUES = ("is_in",)

@@ -18,8 +18,8 @@ from types import CodeType
 from typing import Any
 
 from shoal.core.errors import NotFoundError, problem
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import FunctionRef, Location
+from shoal.dataflow.errors import Location, PlanError
+from shoal.dataflow.language.logical import FunctionRef
 
 _OURS = "shoal.dataflow"
 _BLOB_PREFIX = "fn-"

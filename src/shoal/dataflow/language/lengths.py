@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 from shoal.core import durations
 from shoal.core.errors import problem
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import Location
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.windows import LONGEST, LONGEST_TEXT
 
 #: A timedelta, a text such as "5s" or "-10m", or a number of seconds.

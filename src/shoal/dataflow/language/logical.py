@@ -12,21 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal.dataflow.errors import Location
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.expressions.trees import Expression, Named
 from shoal.dataflow.language.windows import Firing, Window
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """The line of the user's program that made a node; errors point at it."""
-
-    file: str
-    line: int
-    function: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from shoal.dataflow.errors import FunctionError, Location
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.failures import FunctionError
-from shoal.dataflow.language.logical import Location, OnError
+from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Output
 from shoal.dataflow.operators.rows import visible_names
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch, Schema
 from shoal.dataflow.language.expressions.values import make_rows, refuse_others
 from shoal.dataflow.language.keys import Array, combined
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.operators.record import Record
 
 #: Records are made for so many rows at a time. More would be alive at once, and the garbage collector walks over them.
 CHUNK = 1_024

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from shoal.dataflow.errors import ExpressionError
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch
-from shoal.dataflow.language.failures import ExpressionError
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Output, StepOperator

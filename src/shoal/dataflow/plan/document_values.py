@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.dataflow.connectors.abilities import SupportsCollect
+from shoal.dataflow.errors import Location
 from shoal.dataflow.language.expressions.trees import Call, Column, Expression, Literal, Named
 from shoal.dataflow.language.functions import pickle_function
 from shoal.dataflow.language.logical import (
@@ -35,7 +36,6 @@ from shoal.dataflow.language.logical import (
     FunctionRef,
     JoinKind,
     JoinMode,
-    Location,
     OnError,
 )
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow

@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import unknown_field
-from shoal.dataflow.language.errors import DocumentError, PlanError
+from shoal.dataflow.errors import DocumentError, PlanError
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,

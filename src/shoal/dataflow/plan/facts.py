@@ -13,12 +13,16 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from shoal.core.errors import Problem, problem
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.binding import missing_column
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, WINDOW_END, WINDOW_START, Schema
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.expressions.datatypes import WINDOW_TYPE, types
-from shoal.dataflow.language.logical import EventTime, Location, Node, Source
+from shoal.dataflow.language.logical import (
+    EventTime,
+    Node,
+    Source,
+)
 
 
 @dataclass(frozen=True, slots=True)

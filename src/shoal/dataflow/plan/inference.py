@@ -17,10 +17,10 @@ from shoal.core.errors import problem
 from shoal.dataflow.connectors.abilities import error_policy
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.topics.names import check_connector
+from shoal.dataflow.errors import Location, PlanError, near
 from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.binding import bind, bind_predicate, check_size, missing_column
 from shoal.dataflow.language.elements import CHANGE, Schema
-from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.expressions.trees import Column, Expression, describe
 from shoal.dataflow.language.logical import (
@@ -36,7 +36,6 @@ from shoal.dataflow.language.logical import (
     Join,
     JoinMode,
     KeyBy,
-    Location,
     MapBatches,
     MapRecords,
     Merge,

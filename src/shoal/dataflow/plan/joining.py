@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import problem
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import datatypes
 from shoal.dataflow.language.logical import Join, JoinKind, JoinMode
 from shoal.dataflow.language.windows import SlidingWindow

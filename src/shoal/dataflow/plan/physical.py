@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.dataflow.connectors.abilities import SupportsSplitLimit
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.expressions.trees import Column
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import (
@@ -41,7 +41,7 @@ from shoal.dataflow.language.logical import (
     Union,
     walk,
 )
-from shoal.dataflow.language.settings import KEY_GROUPS, PARTIAL
+from shoal.dataflow.settings import KEY_GROUPS, PARTIAL
 
 #: The tag of what an operator puts out ahead, as opposed to on the side.
 MAIN = ""

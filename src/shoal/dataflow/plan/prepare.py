@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from shoal.core.errors import PreconditionError, ShoalError, problem
 from shoal.dataflow.connectors.abilities import SupportsNamedColumns, SupportsPlaceCheck
+from shoal.dataflow.errors import PlanError, describe
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import describe
 from shoal.dataflow.language.logical import Node, Sink, Source, rewrite, walk
 from shoal.dataflow.plan.facts import Answers, Facts, NoAnswers, check_columns
 from shoal.dataflow.plan.optimizer import RULES, optimise

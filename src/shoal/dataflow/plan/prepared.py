@@ -20,14 +20,14 @@ from typing import Any, TypeGuard
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import unknown_field
-from shoal.dataflow.language.errors import DocumentError
+from shoal.dataflow.errors import DocumentError
 from shoal.dataflow.language.logical import Node, walk
-from shoal.dataflow.language.settings import MOST_KEY_GROUPS
 from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode, encode
 from shoal.dataflow.plan.documents import PlanDocument, check_format, read_nodes, write_nodes
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import Edge, Link, PhysicalPlan, Role, Stage, Step
 from shoal.dataflow.plan.prepare import Prepared
+from shoal.dataflow.settings import MOST_KEY_GROUPS
 
 FORMAT = 1
 _FIELDS = ("format", "nodes", "sinks", "facts", "key_groups", "stages", "edges")

@@ -20,12 +20,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from shoal.dataflow.errors import PlanError, refuse
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.errors import PlanError, refuse
 from shoal.dataflow.language.expressions.datatypes import plain, types
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import FunctionRef, MapBatches, MapRecords, Node
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.operators.record import Record
 from shoal.dataflow.operators.rows import VALUE, make_batch
 from shoal.dataflow.operators.users.opaque import SINGLE, can_be_rows
 from shoal.dataflow.operators.users.records import try_record

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from shoal.core.errors import Problem, problem
 from shoal.dataflow.connectors.abilities import takes_hidden
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,

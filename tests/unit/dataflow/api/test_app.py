@@ -17,12 +17,11 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.connectors.memory import CallbackSink
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import OperatorFailedError, PlanError
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Join, JoinMode, Sink, Source, walk
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.prepare import sketch
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 
 
 @pytest.fixture

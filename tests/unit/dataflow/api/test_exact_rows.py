@@ -23,9 +23,8 @@ from shoal.dataflow.connectors.files.sources import CsvSource
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.connectors.topics.brokers import topics_of
 from shoal.dataflow.connectors.topics.endpoints import TopicSource
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import OperatorFailedError, PlanError
 from shoal.dataflow.language.expressions.trees import Column, Named, col
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Node, OnError, Project, SideOutput, Sink, Source, walk
 from shoal.dataflow.plan.prepare import prepare
 from shoal.topics.base import records

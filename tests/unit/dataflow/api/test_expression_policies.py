@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.memory import CollectSink
+from shoal.dataflow.errors import OperatorFailedError, PlanError
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.binding import bind
 from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Node, OnError, Project, Sink, walk
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators import stateless
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.plan.documents import read_plan, write_plan
 from shoal.dataflow.plan.prepare import prepare
+from shoal.dataflow.settings import FlowSettings
 
 BIG = 2**62
 FOURFOLD = col("x") * 4

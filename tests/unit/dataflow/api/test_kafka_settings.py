@@ -16,7 +16,7 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.topics import brokers
 from shoal.dataflow.connectors.topics.brokers import settings_of
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.logical import Sink, Source, walk
 from shoal.dataflow.plan.documents import read_plan, write_plan
 from shoal.topics.kafka import KafkaSettings

@@ -14,9 +14,9 @@ from shoal.core.errors import NotFoundError
 from shoal.dataflow.api.apps.app import App
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.topics.endpoints import TopicSource
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.logical import Source, walk
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.operators.record import Record
 
 
 @pytest.fixture

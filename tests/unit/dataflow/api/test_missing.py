@@ -12,7 +12,7 @@ import pytest
 from shoal import App, PlanError, ProcessFunction, Stream, count, session, sliding, tumbling
 from shoal.dataflow.api import legacy
 from shoal.dataflow.api.streams.missing import GONE, WAYS
-from shoal.dataflow.language.errors import NoMethodError
+from shoal.dataflow.errors import NoMethodError
 
 ROWS = Stream.from_dicts([{"n": 1, "user": "ada"}])
 

@@ -12,7 +12,7 @@ import pytest
 from shoal.dataflow.api.apps.app import App
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 
 _HEAD = """
 from shoal import App, PlanError, Stream, col, tumbling

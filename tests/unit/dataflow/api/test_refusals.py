@@ -15,7 +15,7 @@ from shoal.dataflow.api.apps.app import App
 from shoal.dataflow.api.streams import fn
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.functions import find_location
 

@@ -13,10 +13,9 @@ import pytest
 from shoal.dataflow.api.process_function import ProcessFunction
 from shoal.dataflow.api.streams.stream import KeyedStream, RecordStream, Stream
 from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.errors import OperatorFailedError, PlanError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,

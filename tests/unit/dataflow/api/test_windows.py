@@ -13,7 +13,7 @@ import pytest
 from shoal.core.errors import InvalidError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.windows import CountWindow, SessionWindow, SlidingWindow
 
 

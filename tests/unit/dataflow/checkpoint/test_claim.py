@@ -16,9 +16,9 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.claim import Claim, claim_job, read_record
 from shoal.dataflow.checkpoint.records import Branch
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.failures import CheckpointError
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import Tap, collect, rows, tap_source
 
 _HOLDS = """

@@ -10,7 +10,7 @@ import pytest
 from shoal.dataflow.checkpoint.copies import LocalCopies
 from shoal.dataflow.checkpoint.handles import Link
 from shoal.dataflow.checkpoint.statestore import StateStore
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 
 STATE = {"sums": OperatorState({0: b"a" * 1000, 1: b"b"})}

@@ -16,7 +16,7 @@ from shoal.dataflow.checkpoint.records import Branch, Checkpoint, Layout, Search
 from shoal.dataflow.checkpoint.restore import check_match, share_states
 from shoal.dataflow.checkpoint.statestore import file_name
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.operators.base import OperatorState
 from tests.unit.dataflow.checkpoint.writing import write_task

@@ -21,7 +21,7 @@ from shoal.dataflow.checkpoint.restore import share_states
 from shoal.dataflow.checkpoint.statestore import StateStore
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.checkpoint.uploads import first_to_merge
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import TableState

@@ -32,12 +32,11 @@ from shoal.dataflow.connectors.files.sources import (
     ParquetSource,
 )
 from shoal.dataflow.connectors.markers import ALL_TASKS
+from shoal.dataflow.errors import CheckpointError, OperatorFailedError, PlanError, PoisonError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError, PoisonError
 from shoal.dataflow.language.logical import OnError, Sink
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import Tap, rows, table_source, tap_source
 
 TABLE = pa.table({"id": pa.array(range(1000), pa.int64()), "name": [f"n{each % 7}" for each in range(1000)]})

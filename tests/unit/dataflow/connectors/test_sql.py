@@ -16,11 +16,10 @@ from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.base import SinkMode, Split
 from shoal.dataflow.connectors.sql import SqlSink, SqlSource
+from shoal.dataflow.errors import OperatorFailedError, PlanError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Sink
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import Tap, rows, table_source, tap_source
 
 

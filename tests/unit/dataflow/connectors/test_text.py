@@ -17,8 +17,7 @@ from shoal.core.clock import SystemClock
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.connectors.files import text
 from shoal.dataflow.connectors.files.sources import CsvSource, JsonLinesSource
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import OperatorFailedError, PoisonError
+from shoal.dataflow.errors import OperatorFailedError, PlanError, PoisonError
 from shoal.dataflow.language.logical import OnError
 
 SCHEMA = {"id": "int64", "name": "string"}

@@ -13,10 +13,10 @@ from shoal.core.errors import InternalError, PreconditionError
 from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkContext
 from shoal.dataflow.connectors.topics import writers as topic_writers
 from shoal.dataflow.connectors.topics.endpoints import TopicSink
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Sink
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.topics.errors import FencedError
 from tests.unit.dataflow.connectors.sinks import committed_values
 from tests.unit.dataflow.execution.flows import Tap, rows, tap_source

@@ -24,6 +24,7 @@ from shoal.dataflow.checkpoint.messages import (
     Waiting,
 )
 from shoal.dataflow.connectors.base import Split
+from shoal.dataflow.errors import OperatorFailedError, StepInput
 from shoal.dataflow.execution.chain import StepCounts
 from shoal.dataflow.execution.hosts.control_messages import (
     BrokerSettings,
@@ -45,8 +46,7 @@ from shoal.dataflow.execution.hosts.control_messages import (
     TaskReport,
 )
 from shoal.dataflow.execution.hosts.error_texts import CauseText, ErrorText, Line, describe_error
-from shoal.dataflow.language.failures import OperatorFailedError, StepInput
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 
 TASK = TaskId(1, 0)
 COUNTS = HostCounts(

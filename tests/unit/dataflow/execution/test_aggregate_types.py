@@ -12,8 +12,8 @@ import pytest
 
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.aggregates import AGGREGATES
-from shoal.dataflow.language.errors import PlanError
 
 DAY, NOON, TEN = date(2026, 1, 1), datetime(2026, 1, 1, 12, tzinfo=UTC), Decimal("1.5")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.execution.engine import run_prepared
 from shoal.dataflow.language.logical import Node, Sink
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.optimizer import RULES, Rule, optimise
 from shoal.dataflow.plan.prepare import Prepared, prepare
 from shoal.dataflow.plan.resolve import resolve
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.timed_plans import Flow, timed_plans
 
 

@@ -15,15 +15,13 @@ import pytest
 
 from shoal.core.errors import CorruptError, InvalidError, PreconditionError, ShoalError, problem
 from shoal.dataflow.checkpoint.messages import Command, Report
+from shoal.dataflow.errors import FunctionError, Location, OperatorFailedError, PlanError, RemoteError, StepInput
 from shoal.dataflow.execution.hosts import control_link
 from shoal.dataflow.execution.hosts import control_messages as messages
 from shoal.dataflow.execution.hosts.control_link import ControlLink
 from shoal.dataflow.execution.hosts.control_messages import BadMessageError
 from shoal.dataflow.execution.hosts.error_texts import describe_error, rebuild_error
 from shoal.dataflow.execution.hosts.plain_values import form_of
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import FunctionError, OperatorFailedError, RemoteError, StepInput
-from shoal.dataflow.language.logical import Location
 from shoal.exchange.errors import PeerLostError
 from tests.unit.dataflow.execution.control_samples import SAMPLES
 

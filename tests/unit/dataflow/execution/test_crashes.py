@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.core import faults
 from shoal.dataflow.checkpoint import uploads
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.state import dirty
 from tests.unit.dataflow.execution.flows import Recording, RecordingSink
 from tests.unit.dataflow.execution.timed_plans import Flow, timed_plans

@@ -10,12 +10,18 @@ import pytest
 
 from shoal.core.errors import DeadlineError, InvalidError
 from shoal.dataflow.connectors.memory import CallbackSink
+from shoal.dataflow.errors import Location, OperatorFailedError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.functions import make_ref
-from shoal.dataflow.language.logical import KeyBy, Location, SideOutput, Sink, Source, Union
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.language.logical import (
+    KeyBy,
+    SideOutput,
+    Sink,
+    Source,
+    Union,
+)
 from shoal.dataflow.operators.base import StepOperator
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.flows import (
     MICROS,
     SCHEMA,

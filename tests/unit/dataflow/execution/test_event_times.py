@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from shoal.core.errors import InvalidError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.errors import OperatorFailedError, PoisonError
 from shoal.dataflow.execution.event_time import NO_TIME, to_micros, why_unfit
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import OperatorFailedError, PoisonError
 
 FIRST = -62_135_596_800_000_000
 LAST = 253_402_300_799_999_999

@@ -11,10 +11,10 @@ import pytest
 
 from shoal import Operator, ProcessFunction, Stream, col, tumbling
 from shoal.dataflow.api.streams.sink_stream import SinkStream
+from shoal.dataflow.errors import OperatorFailedError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.failures import OperatorFailedError
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.policies import shown_rows
+from shoal.dataflow.settings import FlowSettings
 
 MOST = 2**63 - 1
 ROWS = [{"k": "a", "n": 1, "t": 1}, {"k": "a", "n": MOST, "t": 2}, {"k": "a", "n": 3, "t": 3}]

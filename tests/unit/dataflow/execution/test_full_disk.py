@@ -15,9 +15,9 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import ExhaustedError
 from shoal.dataflow.checkpoint.claim import claim_job
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.failures import CheckpointError
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.disks import DiskCall, FaultyDisk, faulty_disk
 from shoal.testing.suites.files import FilesSuite
 from tests.unit.dataflow.execution.flows import (

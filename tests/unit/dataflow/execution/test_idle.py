@@ -17,8 +17,8 @@ from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.sources import SourceDriver, SourceShare
 from shoal.dataflow.language.elements import START_OF_TIME
 from shoal.dataflow.language.logical import EventTime, Source
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.base import StepOperator
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Tap,

@@ -16,9 +16,9 @@ from shoal.dataflow.execution.morsels import Choice, MorselStep, find_runs, find
 from shoal.dataflow.language.expressions.trees import Named, col
 from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import Filter, KeyBy, Project
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.base import Context, StepOperator
 from shoal.dataflow.plan.physical import plan
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.flows import Multiply, collect, custom, rows, table_source
 
 CONTEXT = Context("test", 0, 1, KeyGroups(0, 128, 128), SystemClock())

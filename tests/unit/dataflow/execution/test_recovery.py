@@ -15,13 +15,13 @@ from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import session
 from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.errors import CheckpointError
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.coordinator import running
 from shoal.dataflow.execution.hosts.base import HostLostError, LocalHosts
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.topics.errors import FencedError
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,

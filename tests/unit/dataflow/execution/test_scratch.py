@@ -15,7 +15,7 @@ import pytest
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.scratch import make_scratch
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.flows import collect
 
 

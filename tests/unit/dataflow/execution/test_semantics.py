@@ -18,9 +18,9 @@ from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions.trees import col, lit
 from shoal.dataflow.language.functions import add_blobs
 from shoal.dataflow.language.logical import Node, Sink
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.language.windows import SECOND, SlidingWindow
 from shoal.dataflow.plan.documents import read_plan, write_plan
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.blobs import forget_blobs
 from tests.unit.dataflow.execution.flows import SCHEMA, Tap, TapSource, collect, rows
 from tests.unit.dataflow.execution.timed_plans import Flow, ends_of, timed_plans

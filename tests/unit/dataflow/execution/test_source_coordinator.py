@@ -15,8 +15,8 @@ from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.coordinator.sources import SourceCoordinator
 from shoal.dataflow.execution.coordinator.splits import assign_splits
 from shoal.dataflow.language.logical import Source
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.physical import PhysicalPlan, Stage, Step
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.flows import MICROS, SCHEMA
 
 

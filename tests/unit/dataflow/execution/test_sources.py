@@ -13,15 +13,15 @@ from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.memory import IterableSource
+from shoal.dataflow.errors import OperatorFailedError
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.coordinator.splits import assign_splits
 from shoal.dataflow.execution.event_time import Watermarks, to_micros
 from shoal.dataflow.execution.sources import BatchSize, SourceDriver, SourceShare
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import EventTime, OnError, SideOutput, Source
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.flows import SCHEMA, Tap, collect, rows, tap_source, window_sums
 
 A, B, C = Split("a"), Split("b"), Split("c")

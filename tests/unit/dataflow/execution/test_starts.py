@@ -23,8 +23,8 @@ from shoal.dataflow.connectors.sql import SqlSink
 from shoal.dataflow.connectors.topics.endpoints import TopicSink
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Sink
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.base import OperatorState
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.streams import Recording, RecordingCommitter, RecordingSink
 from tests.unit.dataflow.checkpoint.writing import write_task
 from tests.unit.dataflow.connectors.sinks import committed_values

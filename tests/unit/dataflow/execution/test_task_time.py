@@ -9,7 +9,7 @@ import pyarrow as pa
 from shoal import Stream
 from shoal.core.threads import threads_of
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.settings import FlowSettings
 from shoal.testing.streams import Pause, Recording, RecordingSink, Script, ScriptedSource
 from shoal.testing.virtual_time import VirtualTime
 

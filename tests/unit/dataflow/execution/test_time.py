@@ -15,8 +15,8 @@ from shoal.dataflow.execution.chain import Router
 from shoal.dataflow.execution.event_time import Silence, Watermarks
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Watermark
 from shoal.dataflow.language.logical import EventTime, Source, Union
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.base import OperatorState, StepOperator
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Tap,

@@ -11,9 +11,9 @@ import pytest
 from shoal.dataflow.api.own_operator import Operator
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
+from shoal.dataflow.errors import OperatorFailedError
 from shoal.dataflow.execution.event_time import to_micros
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.operators.users.opaque import TimeColumn
 
 ROWS = [{"v": 2, "at": 15}, {"v": 1, "at": 5}, {"v": 3, "at": 25}]

@@ -14,10 +14,10 @@ from shoal.core.errors import PreconditionError
 from shoal.dataflow.api.process_function import ProcessFunction
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
+from shoal.dataflow.errors import CheckpointError, OperatorFailedError
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions.trees import col
-from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.state.groups import KeyedState
 from tests.unit.dataflow.execution.flows import SCHEMA, Recording, RecordingSink, Tap, TapSource, rows
 

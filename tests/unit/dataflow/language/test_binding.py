@@ -12,12 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shoal.dataflow.api.streams import fn
+from shoal.dataflow.errors import ExpressionError, Location, PlanError
 from shoal.dataflow.language.binding import bind, bind_predicate
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.kernels import KERNELS
 from shoal.dataflow.language.expressions.trees import Expression, col, describe, lit, same
-from shoal.dataflow.language.failures import ExpressionError
-from shoal.dataflow.language.logical import Location
 from tests.unit.dataflow.plan.interpreter import RowError, value_of
 from tests.unit.dataflow.plan.plans import BOOL, INT, TEXT, expressions, tables
 

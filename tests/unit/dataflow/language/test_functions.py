@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from shoal.core.errors import NotFoundError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language import functions
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import (
     add_blobs,
     callable_of,
@@ -21,7 +21,7 @@ from shoal.dataflow.language.functions import (
     pickle_function,
 )
 from shoal.dataflow.language.logical import FunctionRef, MapBatches, MapRecords, Node
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.operators.record import Record
 from shoal.dataflow.plan.probing import as_batch, plain_batch, try_function
 from tests.unit.dataflow.blobs import forget_blobs
 

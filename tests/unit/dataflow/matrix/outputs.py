@@ -25,7 +25,7 @@ from shoal import Stream
 from shoal.core import faults
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.streams import Pause, Recording, RecordingSink, Script, ScriptedSource
 from shoal.testing.streams import Step as ScriptStep
 from shoal.testing.virtual_time import VirtualTime

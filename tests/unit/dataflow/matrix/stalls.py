@@ -22,8 +22,8 @@ from shoal.core.threads import threads_of
 from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.logical import Node
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.base import StepOperator
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.testing.virtual_time import VirtualTime
 from tests.unit.dataflow.matrix.cases import SCHEMA, TINY, Case
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError
+from shoal.dataflow.errors import FunctionError, Location
 from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE
-from shoal.dataflow.language.failures import FunctionError
-from shoal.dataflow.language.logical import Location, OnError
+from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Context
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.stateless import Filter, Project

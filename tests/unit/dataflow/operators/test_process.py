@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, PreconditionError
 from shoal.dataflow.api.process_function import ProcessFunction
+from shoal.dataflow.errors import FunctionError, PlanError
 from shoal.dataflow.language.elements import START_OF_TIME, TIME
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.failures import FunctionError
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.language.moments import timer_micros
 from shoal.dataflow.operators.policies import ErrorPolicy
+from shoal.dataflow.operators.users.moments import timer_micros
 from shoal.dataflow.operators.users.process import ProcessOperator
 from tests.unit.dataflow.operators.driving import Fleet, batch_of, cut
 from tests.unit.dataflow.operators.test_windows import canonical

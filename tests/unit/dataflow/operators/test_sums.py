@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal import Stream, count, session, sliding, tumbling
+from shoal.dataflow.errors import OperatorFailedError
 from shoal.dataflow.language.elements import CHANGE, TIME
-from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.running import RunningAggregate

@@ -17,7 +17,7 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.memory import BatchesSource, CallbackSink
-from shoal.dataflow.language.errors import DocumentError, PlanError
+from shoal.dataflow.errors import DocumentError, PlanError
 from shoal.dataflow.language.expressions.trees import Literal, col, lit, same
 from shoal.dataflow.language.functions import add_blobs, callable_of, make_ref
 from shoal.dataflow.language.logical import Filter, MapBatches, Node, Sink, walk

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from shoal.dataflow.api.streams.stream import Stream
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.binding import bind
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.trees import (
     MAX_DEPTH,
     Expression,

@@ -17,8 +17,8 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import tumbling
 from shoal.dataflow.connectors.files.sources import ParquetSource
 from shoal.dataflow.connectors.memory import CollectSink, IterableSource
+from shoal.dataflow.errors import DocumentError, PlanError
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.errors import DocumentError, PlanError
 from shoal.dataflow.language.expressions.trees import col
 from shoal.dataflow.language.functions import add_blobs
 from shoal.dataflow.language.logical import Sink, walk

@@ -18,7 +18,7 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import count, session, sliding, tumbling
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.memory import CollectSink
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.expressions.trees import col, lit
 from shoal.dataflow.language.logical import MapBatches, Node, Sink, Source, walk
 from shoal.dataflow.plan.facts import Facts

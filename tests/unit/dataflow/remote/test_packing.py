@@ -22,10 +22,10 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, PreconditionError
 from shoal.core.ids import JobId
 from shoal.dataflow.connectors.topics.brokers import settings_of
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.execution.remote.coordinator import _add_brokers
 from shoal.dataflow.fleet import DataflowEngine
 from shoal.dataflow.fleet import spec as specs
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.prepared import read_prepared
 from shoal.jobs.engine import Facts, Job

@@ -17,9 +17,9 @@ from shoal.dataflow.api.apps.topic import VALUE, append_rows
 from shoal.dataflow.api.context import TopicSpec
 from shoal.dataflow.api.streams.reading import make_policy
 from shoal.dataflow.api.streams.stream import Stream
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import Location, OnError
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.errors import Location, PlanError
+from shoal.dataflow.language.logical import OnError
+from shoal.dataflow.operators.record import Record
 
 
 def deprecation_text(function: Callable[..., Any], topic: str) -> str:

@@ -46,13 +46,20 @@ from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.tables import Table
 from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.topics.names import check_topic
+from shoal.dataflow.errors import Location, PlanError, near
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, find_location, find_module, short_path
 from shoal.dataflow.language.lengths import Span, micros
-from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, Source, rewrite, walk
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.language.logical import (
+    EventTime,
+    Node,
+    OnError,
+    Source,
+    rewrite,
+    walk,
+)
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 
 if TYPE_CHECKING:
     from shoal.dataflow.execution.remote.submitting import CollectedJob

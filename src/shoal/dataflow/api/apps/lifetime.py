@@ -26,7 +26,7 @@ import pyarrow as pa
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
 from shoal.dataflow.api.left_out import LeftOut, begun, find_left_out
-from shoal.dataflow.language.failures import FunctionError, RemoteError
+from shoal.dataflow.errors import FunctionError, RemoteError
 
 T = TypeVar("T")
 

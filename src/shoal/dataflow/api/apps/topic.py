@@ -12,8 +12,8 @@ from typing import Any
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.dataflow.api.apps.lifetime import in_own_thread
 from shoal.dataflow.api.context import TopicSpec
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.values import make_rows
 from shoal.dataflow.language.logical import Source
 from shoal.dataflow.plan.prepare import ask_connector

@@ -14,8 +14,8 @@ from shoal.dataflow.api.streams.missing import Named
 from shoal.dataflow.api.streams.reading import check_unit
 from shoal.dataflow.api.streams.steps import S_co, Steps
 from shoal.dataflow.api.streams.transforms import column_names, refuse_unknown
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.aggregates import ALIASES
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.lengths import Span, micros
 from shoal.dataflow.language.logical import (
@@ -24,7 +24,6 @@ from shoal.dataflow.language.logical import (
     AssignTime,
     Distinct,
     EventTime,
-    Location,
     Reduce,
 )
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow, Window

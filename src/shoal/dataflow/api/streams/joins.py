@@ -13,10 +13,16 @@ from shoal.core.errors import problem
 from shoal.dataflow.api.streams.steps import S_co, Steps
 from shoal.dataflow.api.streams.tables import Table
 from shoal.dataflow.api.streams.transforms import column_names, one_of, refuse_others
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.lengths import Span, bounded, micros
-from shoal.dataflow.language.logical import AssignTime, EventTime, Join, JoinKind, JoinMode, Location
+from shoal.dataflow.language.logical import (
+    AssignTime,
+    EventTime,
+    Join,
+    JoinKind,
+    JoinMode,
+)
 from shoal.dataflow.language.windows import Window
 
 Keys: TypeAlias = str | Sequence[str]

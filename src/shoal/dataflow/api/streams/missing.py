@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from shoal.core.errors import problem
-from shoal.dataflow.language.errors import NoMethodError, near
+from shoal.dataflow.errors import NoMethodError, near
 from shoal.dataflow.language.functions import find_location
 
 _SORT = '.collect().sort_by("at") for what has an end, Stream.merge(a, b, by="at") for streams that are sorted'

@@ -19,12 +19,16 @@ from shoal.dataflow.api.context import Broker, TopicSpec, current, name_broker
 from shoal.dataflow.api.streams.steps import S_co, Steps
 from shoal.dataflow.connectors.base import SourceConnector
 from shoal.dataflow.connectors.rows import first_odd, guessed
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions.values import make_rows
 from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.lengths import Span, micros
-from shoal.dataflow.language.logical import EventTime, Location, OnError, Source
+from shoal.dataflow.language.logical import (
+    EventTime,
+    OnError,
+    Source,
+)
 
 BATCH_ROWS = 10_000
 

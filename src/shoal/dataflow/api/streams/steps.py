@@ -13,11 +13,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from shoal.core.errors import problem
 from shoal.dataflow.api.streams.missing import Named
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.lengths import size
-from shoal.dataflow.language.logical import Location, Node, SideOutput
+from shoal.dataflow.language.logical import Node, SideOutput
 from shoal.dataflow.plan.facts import Facts, NoAnswers
 from shoal.dataflow.plan.inference import infer, side_facts
 

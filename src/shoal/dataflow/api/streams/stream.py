@@ -21,8 +21,8 @@ from shoal.dataflow.api.streams.steps import check_parallelism
 from shoal.dataflow.api.streams.terminals import Terminals
 from shoal.dataflow.api.streams.transforms import Transforms, column_names
 from shoal.dataflow.api.streams.writing import Writing
+from shoal.dataflow.errors import Location, PlanError, refuse
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError, refuse
 from shoal.dataflow.language.expressions.trees import Expression
 from shoal.dataflow.language.functions import find_location, label_of, make_ref
 from shoal.dataflow.language.lengths import Span, micros
@@ -30,7 +30,6 @@ from shoal.dataflow.language.logical import (
     Distinct,
     FunctionRef,
     KeyBy,
-    Location,
     MapRecords,
     Node,
     OnError,

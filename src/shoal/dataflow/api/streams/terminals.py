@@ -11,11 +11,15 @@ from typing import Any
 from shoal.core.errors import problem
 from shoal.dataflow.api.context import refuse_running
 from shoal.dataflow.api.streams.steps import S_co, Steps, check_parallelism
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
-from shoal.dataflow.language.logical import Location, Sink, Source, walk
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.language.logical import (
+    Sink,
+    Source,
+    walk,
+)
+from shoal.dataflow.settings import FlowSettings
 
 #: Batches that wait for the iterating caller. A slow reader slows the source.
 _WAITING = 4

@@ -14,8 +14,8 @@ from shoal.core.errors import problem
 from shoal.dataflow.api.own_operator import find_hint
 from shoal.dataflow.api.streams.reading import make_policy, make_schema, make_time
 from shoal.dataflow.api.streams.steps import S_co, Steps
+from shoal.dataflow.errors import Location, PlanError, near
 from shoal.dataflow.language.elements import CHANGE, Schema
-from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions.trees import Column, Expression, Literal, Named, col, columns_of
 from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.lengths import Span
@@ -24,7 +24,6 @@ from shoal.dataflow.language.logical import (
     Custom,
     Filter,
     FunctionRef,
-    Location,
     MapBatches,
     Merge,
     OnError,

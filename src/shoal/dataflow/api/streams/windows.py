@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.core.durations import parse_duration
 from shoal.core.errors import InvalidError, problem
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.errors import PlanError
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.windows import (
     LONGEST,

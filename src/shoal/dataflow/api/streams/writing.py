@@ -15,9 +15,9 @@ from shoal.dataflow.api.streams.steps import S_co, Steps
 from shoal.dataflow.api.streams.transforms import column_names, one_of
 from shoal.dataflow.connectors.abilities import SupportsPartitions
 from shoal.dataflow.connectors.base import SinkConnector
-from shoal.dataflow.language.errors import refuse
+from shoal.dataflow.errors import Location, refuse
 from shoal.dataflow.language.functions import find_location, make_ref
-from shoal.dataflow.language.logical import Location, Sink
+from shoal.dataflow.language.logical import Sink
 from shoal.dataflow.plan.facts import check_columns
 
 

@@ -19,7 +19,7 @@ from shoal.core.errors import NotFoundError, PreconditionError
 from shoal.core.filesystems import PART, locate
 from shoal.dataflow.connectors.base import CommitContext, Recovery
 from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
-from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.errors import CheckpointError
 
 PENDING = ".pending"
 _MARKER = "commits.json"

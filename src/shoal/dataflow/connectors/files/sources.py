@@ -26,8 +26,8 @@ from shoal.dataflow.connectors.files.sinks import CsvSink, JsonLinesSink, Parque
 from shoal.dataflow.connectors.files.text import OpenedCsv, OpenedLines, Piece, guess_csv, guess_lines
 from shoal.dataflow.connectors.pump import Pump
 from shoal.dataflow.connectors.rows import fit
+from shoal.dataflow.errors import PoisonError
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import OnError
 
 __all__ = ["CsvSink", "CsvSource", "JsonLinesSink", "JsonLinesSource", "ParquetSink", "ParquetSource"]

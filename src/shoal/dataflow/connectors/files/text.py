@@ -23,8 +23,8 @@ import pyarrow.json as pa_json
 from shoal.core import files
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.connectors.rows import Bad, Sifted, empty_batch, first_bad, first_odd, sift
+from shoal.dataflow.errors import PoisonError
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import OnError
 from shoal.topics.base import records
 from shoal.topics.codecs import JsonCodec

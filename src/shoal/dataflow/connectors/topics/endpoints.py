@@ -22,11 +22,11 @@ from shoal.dataflow.connectors.topics.metadata import Metadata, MetadataColumns,
 from shoal.dataflow.connectors.topics.offsets import GroupOffsets
 from shoal.dataflow.connectors.topics.samples import columns_of_objects, columns_of_streams
 from shoal.dataflow.connectors.topics.writers import ExactTopicWriter, Recording, TopicWriter
+from shoal.dataflow.errors import refuse
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.errors import refuse
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.language.settings import CheckpointSettings
+from shoal.dataflow.settings import CheckpointSettings
 from shoal.topics.base import (
     Reader,
     Reset,

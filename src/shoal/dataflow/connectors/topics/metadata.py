@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import Problem, problem
+from shoal.dataflow.errors import Location, PlanError
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch, Schema
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import Location
 from shoal.topics.base import HEADERS
 
 #: Facts of a record, each with the column that is taken for it.

@@ -10,8 +10,7 @@ from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.topics.brokers import is_kafka
-from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import Location
+from shoal.dataflow.errors import Location, PlanError
 from shoal.topics.naming import KAFKA_RULE, is_kafka_name
 
 

@@ -36,8 +36,8 @@ from shoal.dataflow.execution.hosts.base import HostLostError, Hosts
 from shoal.dataflow.execution.hosts.control_messages import HostShare
 from shoal.dataflow.execution.routing import all_tasks
 from shoal.dataflow.language.logical import Node, Sink, Source
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.prepared import PreparedPlan
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 from shoal.exchange.errors import Cancelled
 from shoal.topics.errors import FencedError
 

@@ -21,8 +21,8 @@ from shoal.core.threads import threads_of
 from shoal.dataflow.checkpoint.messages import AddSplits, AlignTime, Command, SourceTime, TaskId
 from shoal.dataflow.execution.coordinator.splits import Assignment
 from shoal.dataflow.language.logical import Source
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.physical import PhysicalPlan
+from shoal.dataflow.settings import FlowSettings
 
 log = logging.getLogger(__name__)
 

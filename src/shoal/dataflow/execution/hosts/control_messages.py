@@ -24,7 +24,7 @@ from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.chain import StepCounts
 from shoal.dataflow.execution.hosts.error_texts import ErrorText
 from shoal.dataflow.execution.hosts.plain_values import BadFieldError, form_of
-from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.settings import FlowSettings
 
 FORMAT = 6
 _MAGIC = b"SM"

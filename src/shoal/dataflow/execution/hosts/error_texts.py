@@ -15,11 +15,9 @@ from typing import Any
 
 from shoal.core import errors as core
 from shoal.core.errors import InvalidError, Problem, ShoalError
-from shoal.dataflow.language import errors as language
-from shoal.dataflow.language import failures
+from shoal.dataflow import errors as dataflow
+from shoal.dataflow.errors import Location, OperatorFailedError, RemoteError, StepInput
 from shoal.dataflow.language.expressions.parts import MismatchError
-from shoal.dataflow.language.failures import OperatorFailedError, RemoteError, StepInput
-from shoal.dataflow.language.logical import Location
 from shoal.exchange import errors as exchange
 from shoal.topics import errors as topics
 
@@ -37,7 +35,7 @@ def _errors_in(*modules: Any) -> Iterable[type[ShoalError]]:
 
 
 _KNOWN: Mapping[str, type[ShoalError]] = {
-    kind.__name__: kind for kind in (*_errors_in(core, exchange, failures, language, topics), MismatchError)
+    kind.__name__: kind for kind in (*_errors_in(core, exchange, dataflow, topics), MismatchError)
 }
 
 
@@ -139,7 +137,7 @@ def _rebuild(text: CauseText) -> ShoalError:
     error.message, error.hint, error.facts = text.message, text.hint, dict(text.facts)
     if isinstance(error, InvalidError):
         error.problems = tuple(Problem(*(*each, "", "", "")[:3]) for each in text.problems)
-    if isinstance(error, language.PlanError | OperatorFailedError):
+    if isinstance(error, dataflow.PlanError | OperatorFailedError):
         error.at = at
     if isinstance(error, OperatorFailedError):
         error.operator = text.facts.get("operator", "")

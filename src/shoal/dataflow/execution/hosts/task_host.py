@@ -26,9 +26,9 @@ from shoal.dataflow.execution.routing import Channels, Connect
 from shoal.dataflow.execution.scratch import Scratch, make_scratch
 from shoal.dataflow.execution.task import Task
 from shoal.dataflow.language.logical import Aggregate, Custom, Join, Process, Reduce
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.physical import PhysicalPlan, key_groups_of
 from shoal.dataflow.plan.prepared import PreparedPlan
+from shoal.dataflow.settings import FlowSettings
 from shoal.exchange.base import Endpoint
 from shoal.exchange.errors import Cancelled
 

@@ -16,10 +16,10 @@ from shoal.dataflow.execution.building import stateful_uids
 from shoal.dataflow.execution.engine import plan_and_check
 from shoal.dataflow.fleet.spec import DataflowSpec, StepState
 from shoal.dataflow.language.logical import Aggregate, Distinct, Join, Node, Reduce
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.physical import Exchange, PhysicalPlan, kind_of, needs_of
 from shoal.dataflow.plan.prepare import Prepared
 from shoal.dataflow.plan.prepared import write_prepared
+from shoal.dataflow.settings import FlowSettings
 
 #: Settings that follow the node, or have a field of their own.
 _OWN = ("checkpoint", "scratch")

@@ -28,8 +28,8 @@ from shoal.dataflow.connectors.topics.brokers import has_settings, is_kafka, set
 from shoal.dataflow.execution.remote.submission import Package, pack_job
 from shoal.dataflow.fleet import spec as specs
 from shoal.dataflow.language.logical import Node, Sink, Source, walk
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.prepare import Prepared
+from shoal.dataflow.settings import FlowSettings
 from shoal.model.jobs import JobView
 from shoal.model.workloads import Constraint, ResourceRequest
 

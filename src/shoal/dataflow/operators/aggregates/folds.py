@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 
 from shoal.dataflow.language.expressions.values import make_column
-from shoal.dataflow.language.record import Record
 from shoal.dataflow.operators.aggregates.accumulators import Accumulator, grown
 from shoal.dataflow.operators.aggregates.columns import Cells, Column, Objects, Vector
+from shoal.dataflow.operators.record import Record
 
 #: A user's function over two records.
 Fold = Callable[[Any, Any], Any]

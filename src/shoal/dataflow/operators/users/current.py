@@ -8,8 +8,8 @@ from typing import Any
 from shoal.core.clock import Clock
 from shoal.dataflow.language.elements import START_OF_TIME
 from shoal.dataflow.language.lengths import Span
-from shoal.dataflow.language.moments import Delay, Time, life_micros, time_micros, timer_micros
 from shoal.dataflow.operators.batches import processing_time
+from shoal.dataflow.operators.users.moments import Delay, Time, life_micros, time_micros, timer_micros
 from shoal.dataflow.state import handles
 from shoal.dataflow.state.base import StateKey
 from shoal.dataflow.state.keycodec import decode_key

@@ -10,9 +10,8 @@ import copy
 import inspect
 from typing import Any, Protocol, runtime_checkable
 
-from shoal.dataflow.language.errors import refuse
-from shoal.dataflow.language.logical import Location
-from shoal.dataflow.language.record import Record
+from shoal.dataflow.errors import Location, refuse
+from shoal.dataflow.operators.record import Record
 
 
 @runtime_checkable

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.errors import PlanError, near
 from shoal.dataflow.language.elements import START_OF_TIME, TIME, TRACE, Batch, Schema
-from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Context, OperatorState, Output, StepOperator, TaskOutput

@@ -17,10 +17,10 @@ import pyarrow as pa
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.logical import OnError
-from shoal.dataflow.language.record import Record
 from shoal.dataflow.operators.base import Context, Output, StepOperator
 from shoal.dataflow.operators.batches import emit_chunks
 from shoal.dataflow.operators.policies import ErrorPolicy
+from shoal.dataflow.operators.record import Record
 from shoal.dataflow.operators.rows import (
     CHUNK,
     MISFITS,

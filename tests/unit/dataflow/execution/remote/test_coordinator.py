@@ -7,11 +7,11 @@ import pytest
 
 from shoal.core.errors import DeadlineError
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts
+from shoal.dataflow.errors import OperatorFailedError, StepInput
 from shoal.dataflow.execution.coordinator.running import FlowMetrics
 from shoal.dataflow.execution.remote.board import Answer
 from shoal.dataflow.execution.remote.coordinator import Life
 from shoal.dataflow.fleet.reports import Phase
-from shoal.dataflow.language.failures import OperatorFailedError, StepInput
 
 
 class Flow:

@@ -10,9 +10,9 @@ from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.topics.endpoints import TopicSink, TopicSource
 from shoal.dataflow.execution.hosts.control_messages import HostShare
 from shoal.dataflow.execution.remote.crashes import Crashes
-from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.plan.physical import plan
 from shoal.dataflow.plan.prepare import prepare
+from shoal.dataflow.settings import FlowSettings
 from tests.unit.dataflow.execution.flows import SCHEMA
 
 

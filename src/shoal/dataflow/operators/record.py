@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.dataflow.language.errors import near
+from shoal.dataflow.errors import near
 
 
 class Record(dict[str, Any]):

@@ -1,27 +1,73 @@
-"""What a run raises when something in it fails.
+"""What the dataflow engine raises besides the errors of `shoal.core.errors`. One tree.
 
     ShoalError
-    ├── OperatorFailedError   a step raised: which one, the user's line, what it worked on, and what it raised
-    ├── FunctionError         a user's function raised, for which row
-    ├── ExpressionError       an expression cannot be worked out for the values that came
-    ├── PoisonError           a source brought rows that cannot be read, and the policy is to fail
-    ├── CheckpointError       checkpoints could not be made, or none of those that are there can be used
-    └── RemoteError           an error that is not one of Shoal's, in another process: its type name and its text
+    ├── InvalidError
+    │   └── PlanError          a stream program cannot work; says the line of it, and what to write instead
+    │       ├── NoMethodError  a name that a stream or an app does not have; an AttributeError, too
+    │       └── DocumentError  a plan document cannot be read; says the field
+    ├── OperatorFailedError    a step raised: which one, the user's line, what it worked on, and what it raised
+    ├── FunctionError          a user's function raised, for which row
+    ├── ExpressionError        an expression cannot be worked out for the values that came
+    ├── PoisonError            a source brought rows that cannot be read, and the policy is to fail
+    ├── CheckpointError        checkpoints could not be made, or none of those that are there can be used
+    └── RemoteError            an error that is not one of Shoal's, in another process: its type name and its text
 
-Elsewhere are those that say what does not fit: `PlanError` (`language.errors`) a program, `MismatchError`
-(`language.expressions.parts`) the types of an expression, `MisfitError` (`language.expressions.values`) a value and its
-column, `BadMessageError` (`execution.hosts.control_messages`) bytes and a message.
+A `PlanError` is raised before anything runs, as early as the columns are known; the others while a flow runs.
 
-Raised by `shoal.dataflow.execution`, `shoal.dataflow.operators` and `shoal.dataflow.checkpoint`.
+Elsewhere are those that say what does not fit: `MismatchError` (`language.expressions.parts`) the types of an
+expression, `MisfitError` (`language.expressions.values`) a value and its column, `BadMessageError`
+(`execution.hosts.control_messages`) bytes and a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shoal.core.errors import ShoalError
-from shoal.dataflow.language.logical import Location
+from shoal.core.errors import InvalidError, Problem, ShoalError, problem
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The line of the user's program that made a node; errors point at it."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+_MAX_SHOWN = 20
+"""How many known names an error lists."""
+
+
+class PlanError(InvalidError):
+    """A stream program breaks a rule.
+
+    Attributes:
+        at: the line of the user's program, or None when the plan was not made by one.
+    """
+
+    at: Location | None
+
+    def __init__(self, problems: Iterable[Problem], *, at: Location | None = None, hint: str = "") -> None:
+        self.at = at
+        super().__init__(problems, what="" if at is None else str(at), hint=hint)
+
+
+class NoMethodError(PlanError, AttributeError):
+    """A name that is no method, with the one that was meant or the way that it is done here."""
+
+    def __init__(self, name: str, problems: Iterable[Problem], *, at: Location | None = None) -> None:
+        super().__init__(problems, at=at)
+        self.name = name
+
+
+class DocumentError(PlanError):
+    """A plan document that is not one. `problems` name the fields by their path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +163,21 @@ class RemoteError(ShoalError):
         self.is_system = is_system
         if traceback:
             self.add_note(f"In the task host:\n{traceback}")
+
+
+def refuse(field: str, value: object, rule: str, *, at: Location | None = None, hint: str = "") -> PlanError:
+    """The error for one broken rule."""
+    return PlanError([problem(field, value, rule)], at=at, hint=hint)
+
+
+def near(name: str, known: Iterable[str], kind: str) -> str:
+    """Words behind a name that is not known: the one that was probably meant, and what there is."""
+    names = [str(each) for each in known]
+    alike = [each for each in names if each.lower() == name.lower()]
+    close = alike or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+    there = f"the {kind} are {shown}" if names else f"there are no {kind}"
+    return f"did you mean {close[0]!r}? ({there})" if close else there
 
 
 def describe(cause: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import InvalidError
-from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.settings import CheckpointSettings, FlowSettings
 
 
 @pytest.mark.parametrize(
