@@ -226,7 +226,9 @@ class World:
         return pack_job(prepare([sink.node]), name=self.job_id, parallelism=parallelism, settings=settings, **more)
 
     async def submit(self, parallelism: int = 2, **more: Any) -> None:
-        package = await asyncio.to_thread(self.pack, parallelism, **more)
+        await self.submit_package(await asyncio.to_thread(self.pack, parallelism, **more))
+
+    async def submit_package(self, package: Package) -> None:
         await self.client.upload_artifact(package.plan)
         await self.client.upload_artifact(package.bundle)
         request = pb.SubmitJobRequest(job_id=self.job_id, engine="dataflow", spec=encode(package.spec))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +16,7 @@ from shoal.core.errors import ShoalError, UnavailableError
 from shoal.testing.suites.topics_kit import TopicsKit
 from shoal.topics.base import TopicPartition, records
 from shoal.topics.kafka import KafkaSettings, KafkaTopics
-from tests.services import jvm, kafka
+from tests.services.private_broker import PrivateBroker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -27,38 +24,6 @@ KIT = TopicsKit()
 PATIENCE = 60.0
 #: Short, and yet a broker that was started just now answers within it on a busy machine.
 IMPATIENCE = 5.0
-
-
-class PrivateBroker:
-    """A broker of this test alone, to be killed."""
-
-    def __init__(self, directory: Path) -> None:
-        jars = jvm.find_jars()
-        if jars is None:
-            kafka.do_without()
-        self._jars = jars
-        kafka._start(jars, directory / "kafka.json")
-        told = json.loads((directory / "kafka.json").read_text())
-        self.address: str = told["address"]
-        self._home, self._pid = Path(told["home"]), int(told["pid"])
-
-    def kill(self) -> None:
-        """As the machine would: without a word."""
-        jvm.send(self._pid, signal.SIGKILL)
-
-    def restart(self) -> None:
-        """With the data and the ports that it had."""
-        command = ["java", "-Xmx512m", "-cp", f"{self._jars}/*", "kafka.Kafka", self._home / "server.properties"]
-        with (self._home / "log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        jvm.wait_until_it_answers(process, int(self.address.rpartition(":")[2]), self._home / "log")
-        process.returncode = 0
-        self._pid = process.pid
-
-    def remove(self) -> None:
-        """Throw it away."""
-        self.kill()
-        shutil.rmtree(self._home, ignore_errors=True)
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.core import faults
-from shoal.core.errors import PreconditionError, UnavailableError
+from shoal.core.errors import DamagedError, InvalidError, PreconditionError, UnavailableError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import session
 from shoal.dataflow.checkpoint.messages import TaskId
-from shoal.dataflow.errors import CheckpointError
+from shoal.dataflow.errors import CheckpointError, OperatorFailedError
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.coordinator import running
 from shoal.dataflow.execution.hosts.base import HostLostError, LocalHosts
@@ -486,6 +486,56 @@ def test_sinks_that_are_fenced_again_and_again_end_the_job(tmp_path, monkeypatch
         fence(flow)
     with pytest.raises(UnavailableError, match=r"sink\(out\) failed"):
         flow.wait(60)
+
+
+def away():
+    """What a task says of a broker that is away."""
+    error = OperatorFailedError("sink(out)", UnavailableError("the broker cannot be reached"))
+    error.__cause__ = UnavailableError("the broker cannot be reached")
+    return error
+
+
+def tell_again_and_again(flow, error, times):
+    """Every epoch ends with this error, so many times."""
+    for _ in range(times):
+        for _ in range(4000):
+            if flow.is_done or (not flow.is_recovering and DyingHosts.last.is_running):
+                break
+            threading.Event().wait(0.005)
+        DyingHosts.last.listener.failed(error)
+
+
+def test_what_is_away_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(DyingHosts, "most", None)
+    flow, tap, recording = start_fenced(monkeypatch, tmp_path)
+    tell_again_and_again(flow, away(), 30)
+    tap.close()
+    flow.wait(60)
+    assert flow.recoveries == 30
+    assert "the broker cannot be reached" in flow.last_loss
+    assert visible(recording) == expected_sums(batches(4))
+
+
+def test_processes_of_one_machine_wait_so_many_times(tmp_path, monkeypatch):
+    flow, _tap, _recording = start_fenced(monkeypatch, tmp_path)
+    tell_again_and_again(flow, away(), 11)
+    with pytest.raises(OperatorFailedError, match="the broker cannot be reached"):
+        flow.wait(60)
+    assert flow.recoveries == 10
+
+
+@pytest.mark.parametrize(
+    "cause", [DamagedError("a segment is damaged"), InvalidError([]), ValueError("5"), PreconditionError("no")]
+)
+def test_what_does_not_come_back_ends_the_job(tmp_path, monkeypatch, cause):
+    monkeypatch.setattr(DyingHosts, "most", None)
+    flow, _tap, _recording = start_fenced(monkeypatch, tmp_path)
+    error = OperatorFailedError("map", cause)
+    error.__cause__ = cause
+    tell_again_and_again(flow, error, 1)
+    with pytest.raises(OperatorFailedError, match="map"):
+        flow.wait(60)
+    assert flow.recoveries == 0
 
 
 def start_fenced(monkeypatch, directory):

@@ -49,6 +49,7 @@ _RECOVERY_SECONDS = 60.0
 _MOST_FENCED = 3
 #: Seconds before tasks are built again that could not be: twice as long each time, up to the second number.
 _PAUSES = (0.05, 5.0)
+_MOST_DOUBLED = 10
 #: Seconds between two looks whether there is a new checkpoint.
 _SAVE_LOOK = 0.05
 
@@ -427,8 +428,13 @@ class RunningFlow:
     def fail(self, attempt: _Attempt, error: BaseException) -> None:
         """A task of an attempt failed, or its checkpoints."""
         if attempt is self._attempt:
-            if _is_fenced(error) and self._may_fence_again():
-                self.lose(attempt, f"its sinks were fenced: {error}")
+            if _is_fenced(error):
+                if self._may_fence_again():
+                    self.lose(attempt, f"its sinks were fenced: {error}")
+                else:
+                    self._fail(error)
+            elif self._hosts.most_losses != 0 and is_away(error):
+                self.lose(attempt, str(error), error)
             else:
                 self._fail(error)
 
@@ -453,8 +459,8 @@ class RunningFlow:
         self._fenced_at = [*(each for each in self._fenced_at if now - each < _RECOVERY_SECONDS), now]
         return len(self._fenced_at) > _MOST_FENCED
 
-    def lose(self, attempt: _Attempt, reason: str) -> None:
-        """A task host of an attempt is lost."""
+    def lose(self, attempt: _Attempt, reason: str, error: BaseException | None = None) -> None:
+        """A task host of an attempt is lost, or something is away. `error`: what the job fails with if it must."""
         with self._lock:
             if attempt is not self._attempt or self._error is not None:
                 return
@@ -464,7 +470,7 @@ class RunningFlow:
                 return
         hint = "" if self._settings.checkpoint else "with checkpoints it would go on from the last one"
         often = f" for the {self.recoveries + 1}th time" if self.recoveries else ""
-        self._fail(UnavailableError(f"job {self.name!r} lost a task host{often}: {reason}", hint=hint))
+        self._fail(error or UnavailableError(f"job {self.name!r} lost a task host{often}: {reason}", hint=hint))
 
     def _may_recover(self) -> bool:
         """Whether to go on after a loss: not without checkpoints, and not when hosts die again and again."""
@@ -480,7 +486,7 @@ class RunningFlow:
     def _recover(self, lost: _Attempt, reason: str) -> None:
         """Take all tasks back to the last complete checkpoint, under a new epoch."""
         self._last_loss = reason
-        log.warning("job %s lost a task host (%s) and goes back to its last checkpoint", self.name, reason)
+        log.warning("job %s goes back to its last checkpoint: %s", self.name, reason)
         try:
             attempt = self._begin_anew(lost)
         except BaseException as error:  # noqa: BLE001 - it is raised where the run is waited for
@@ -503,13 +509,17 @@ class RunningFlow:
         """End an attempt and build the next one. One whose hosts die while they are built is tried again."""
         lost.close()
         pause, longest = _PAUSES
+        lately = len(self._lost_at) - 1
+        if lately:  # what is away is not asked without a rest
+            pause = min(pause * 2 ** min(lately, _MOST_DOUBLED), longest)
+            self._done.wait(pause)
         while True:
             self.recoveries += 1
             self._clear_up()
             try:
                 return self._build()
-            except (UnavailableError, DeadlineError) as error:
-                if not self._may_recover() or self._error is not None:
+            except ShoalError as error:
+                if not is_away(error) or not self._may_recover() or self._error is not None:
                     raise
                 log.warning("job %s could not go back to its last checkpoint and tries again: %s", self.name, error)
                 self._last_loss = str(error)
@@ -528,6 +538,13 @@ class RunningFlow:
 def _is_fenced(error: BaseException | None) -> bool:
     """Whether a sink had a newer writer than ours."""
     while error is not None and not isinstance(error, FencedError):
+        error = error.__cause__
+    return error is not None
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether something that a task needs cannot be reached now, such as a broker or a disk: it may come back."""
+    while error is not None and not (isinstance(error, UnavailableError | DeadlineError) and error.retryable):
         error = error.__cause__
     return error is not None
 

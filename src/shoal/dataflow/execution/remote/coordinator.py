@@ -21,7 +21,7 @@ from shoal.core.clock import SystemClock
 from shoal.core.errors import CorruptError, InvalidError, PreconditionError, ShoalError
 from shoal.dataflow.checkpoint.claim import JobRunsError
 from shoal.dataflow.connectors.topics.brokers import add_settings
-from shoal.dataflow.execution.coordinator.running import RunningFlow
+from shoal.dataflow.execution.coordinator.running import RunningFlow, is_away
 from shoal.dataflow.execution.hosts.base import HostLostError
 from shoal.dataflow.execution.remote.board import Answer, Board
 from shoal.dataflow.execution.remote.code import open_code, plan_at_width
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two reports to the control plane, and between two tries to claim the job.
 REPORT = 1.0
 _CLAIM = 0.3
+#: Seconds before the job is begun again after something that it needs could not be reached.
+_AWAY = 3.0
 _STOPPING = frozenset({JobAction.RESCALE.value, JobAction.UPGRADE.value})
 _MOST_MESSAGE = 2000
 
@@ -99,9 +101,14 @@ class Life:
             except JobRunsError as error:
                 self._message = error.message
                 threading.Event().wait(_CLAIM)
-            except HostLostError as error:  # no loss of a host ends a job before its first epoch, either
+            except ShoalError as error:
+                if not is_away(error):
+                    raise
+                # Neither the loss of a host nor a broker that is away ends a job before its first epoch.
                 log.warning("job %s could not begin and tries again: %s", self._spec.name, error)
                 self._message = error.message
+                if not isinstance(error, HostLostError):
+                    threading.Event().wait(_AWAY)
             else:
                 self._message = ""
                 return
