@@ -30,14 +30,14 @@ from shoal.dataflow.operators.keys.index import KeyIndex
 from shoal.dataflow.operators.keys.tables import (
     check_fingerprint,
     fingerprint,
-    key_names,
+    late_table,
     numbers_of,
     restored_slots,
-    state_table,
+    state_columns,
 )
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells
-from shoal.dataflow.state.tables import TableState
+from shoal.dataflow.state.tables import LateTables
 
 _COUNT, _PLACE = "__count", "__place"
 _OPEN = -1
@@ -120,11 +120,10 @@ class CountAggregate(Aggregating):
         places = np.concatenate([np.full(len(everyone), _OPEN), ring % self._length])
         sparse = concat([self._open.take(everyone), self._ring.take(ring)])
         extra = {_COUNT: self._counts[slots], _PLACE: places}
-        table = state_table(self._index, slots, self._plan, sparse, extra)
-        groups = self._index.groups(slots, self._context.key_groups.total)
+        extra |= state_columns(self._plan, sparse)
         # All panes of a key are written together, and take the place of those that it had.
-        panes = TableState(table, groups, key_names(self._index))
-        return OperatorState(shared=shared, tables={"panes": panes}, is_whole=is_whole)
+        tables = LateTables({"panes": late_table(self._index, slots, extra, self._context.key_groups.total)})
+        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
     def _ring_of(self, slots: Integers) -> Integers:
         """The full panes that some keys have in the ring."""

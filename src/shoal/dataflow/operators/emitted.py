@@ -6,7 +6,7 @@ the old values and `+U` with the new ones. What did not change is not emitted ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.keys.index import KeyIndex
-from shoal.dataflow.operators.keys.tables import key_names, key_table, numbers_of, restored_slots
+from shoal.dataflow.operators.keys.tables import late_table, numbers_of, restored_slots
 from shoal.dataflow.state.tables import TableState
 
 _END, _RESULT = "__end", "__result_"
@@ -95,7 +95,7 @@ class EmittedResults:
         for results in self._by_end.values():
             live[results.cells] = True
 
-    def changes(self, index: KeyIndex, plan: AggregatePlan, total: int) -> TableState:
+    def changes(self, index: KeyIndex, plan: AggregatePlan, total: int) -> Callable[[], TableState]:
         """Those that changed since the last time, with their keys; all of them at first."""
         changed, self._changed = self._changed, {}
         found = dict(self._by_end)
@@ -113,8 +113,7 @@ class EmittedResults:
             for arrays, output in zip(parts, plan.outputs, strict=True)
         ]
         extra = {_END: ends, **{f"{_RESULT}{place}": column for place, column in enumerate(columns)}}
-        rows, groups = key_table(index, slots, extra), index.groups(slots, total)
-        return TableState(rows, groups, (*key_names(index), _END), floor=(_END, self._floor))
+        return late_table(index, slots, extra, total, by=(_END,), floor=(_END, self._floor))
 
     def begin_tracking(self) -> None:
         """All that there is now is known."""

@@ -28,14 +28,14 @@ from shoal.dataflow.operators.keys.liveness import Liveness
 from shoal.dataflow.operators.keys.tables import (
     check_fingerprint,
     fingerprint,
-    key_names,
     key_table,
+    late_table,
     restored_slots,
-    state_table,
+    state_columns,
 )
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
-from shoal.dataflow.state.tables import TableState
+from shoal.dataflow.state.tables import LateTables
 
 
 class RunningAggregate(Aggregating):
@@ -64,7 +64,7 @@ class RunningAggregate(Aggregating):
         times = self._times(batch)
         slots = self._index.slots(batch)
         self._store.ensure(len(self._index))
-        self._dirty.mark(slots, len(self._index))
+        self._dirty.mark_rows(slots, len(self._index))
         if not self._emits_changes and not self._takes_changes:
             self._update(plan, batch, slots, times)
             return
@@ -103,11 +103,10 @@ class RunningAggregate(Aggregating):
         is_whole = self._dirty.is_mostly(len(self._index))
         changed, gone = self._dirty.take(), self._gone.take()
         cells = self._store.present() if is_whole else changed[self._store.rows[changed] != 0]
-        table = state_table(self._index, cells, self._plan, self._store.take(cells), {})
-        groups = self._index.groups(cells, self._context.key_groups.total)
-        gone = (None, groups[:0]) if is_whole else gone
-        cells_table = TableState(table, groups, key_names(self._index), *gone)
-        return OperatorState(shared=shared, tables={"cells": cells_table}, is_whole=is_whole)
+        gone = (None, np.zeros(0, np.int64)) if is_whole else gone
+        kept = state_columns(self._plan, self._store.take(cells))
+        tables = LateTables({"cells": late_table(self._index, cells, kept, self._context.key_groups.total, gone=gone)})
+        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take results in."""

@@ -14,6 +14,8 @@ from shoal.dataflow.state.tables import Integers, Table, stack
 
 #: When more than one cell of so many changed, all of them are taken: then nothing has to be merged.
 _MOST = 2
+#: With so many rows for each cell all cells are marked: to look at every row costs more than to write a few cells more.
+_ROWS_OF_A_CELL = 8
 
 
 def are_most(changed: int, live: int) -> bool:
@@ -38,6 +40,10 @@ class DirtyCells:
                 longer[: len(self._flags)] = self._flags
                 self._flags = longer
             self._flags[cells] = True
+
+    def mark_rows(self, cells: Any, capacity: int) -> None:
+        """The cells of rows changed, or of all cells some more. Cells without rows must be known elsewhere."""
+        self.mark(slice(0, capacity) if len(cells) >= _ROWS_OF_A_CELL * capacity else cells, capacity)
 
     def count(self) -> int:
         """How many changed."""

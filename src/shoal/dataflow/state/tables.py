@@ -8,7 +8,8 @@ and by `shoal.dataflow.checkpoint`, which writes and merges changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -60,6 +61,26 @@ class TableState:
 
 #: The tables of an operator by name.
 Tables: TypeAlias = Mapping[str, TableState]
+
+
+class LateTables(Mapping[str, TableState]):
+    """Tables that are made when they are first read: by the thread that writes a snapshot, so that no row waits."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], TableState]]) -> None:
+        self._makers = makers
+
+    @functools.cached_property
+    def _tables(self) -> Tables:
+        return {name: make() for name, make in self._makers.items()}
+
+    def __getitem__(self, name: str) -> TableState:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 def merge_tables(layers: Sequence[Tables], *, keep_gone: bool = False) -> dict[str, TableState]:

@@ -132,7 +132,7 @@ class Fleet:
             with pytest.MonkeyPatch.context() as patch:
                 if self.calls % 6:  # else all is taken where most has changed
                     patch.setattr(dirty, "_MOST", 0)
-                self.snapshot()
+                self.take_snapshots()
 
     def watermark(self, time: int) -> None:
         self.look()
@@ -153,7 +153,13 @@ class Fleet:
 
     def snapshot(self) -> list[OperatorState]:
         """What a restart would get: the last whole snapshot of each, and what changed since."""
-        found = []
+        self.take_snapshots()
+        for layers in self.layers:
+            layers[:] = [merged_state(layers)]
+        return [layers[0] for layers in self.layers]
+
+    def take_snapshots(self) -> None:
+        """Keep what each operator snapshots now. Its tables are read later, when more rows have come."""
         for operator, layers in zip(self.operators, self.layers, strict=True):
             state = operator.snapshot()
             for content in [*state.keyed.values(), *([state.shared] if state.shared else [])]:
@@ -162,9 +168,6 @@ class Fleet:
             if state.is_whole:
                 layers.clear()
             layers.append(state)
-            layers[:] = [merged_state(layers)]
-            found.append(layers[0])
-        return found
 
     def restored(self, width: int) -> Fleet:
         """Others in the place of these, from their snapshot; what came out so far stays with them."""

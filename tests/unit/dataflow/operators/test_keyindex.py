@@ -170,3 +170,19 @@ def test_keys_that_were_compacted_are_not_taken_for_keys_of_one_hash():
         index.compact(np.isin(np.arange(len(index)), slots[500:]))
         assert index.find([keys], 1500).tolist() == [*[-1] * 500, *range(1000)]
     assert not index._collided
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.float64()])
+def test_frozen_keys_stay_while_others_come_and_go(kind):
+    def keys(first: int, end: int) -> Any:
+        return pa.array(range(first, end)).cast(kind)
+
+    index = KeyIndex(["key"])
+    slots = index.slots_of([keys(0, 100)], 100)
+    now, groups = index.frozen(), index.groups(slots, 16).tolist()
+    index.slots_of([keys(100, 300)], 200)
+    index.compact(np.arange(300) >= 50)
+    index.slots_of([keys(300, 600)], 300)
+    assert now.take(slots)[0].to_pylist() == keys(0, 100).to_pylist()
+    assert now.groups(slots, 16).tolist() == groups
+    assert len(index) == 550

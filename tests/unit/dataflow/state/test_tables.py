@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dataflow.state.tables import TableState, merge, split_groups
+from shoal.dataflow.state.dirty import DirtyCells
+from shoal.dataflow.state.tables import LateTables, TableState, merge, split_groups
 
 GROUPS = 4
 SCHEMA = pa.schema({"key": pa.string(), "number": pa.int64(), "value": pa.int64()})
@@ -109,3 +110,24 @@ def test_a_table_is_cut_by_key_group(groups):
     rows = pa.table({"at": list(range(len(groups)))})
     found = {group: part.column("at").to_pylist() for group, part in split_groups(rows, np.array(groups, np.int64))}
     assert found == {group: [at for at, each in enumerate(groups) if each == group] for group in set(groups)}
+
+
+def test_late_tables_are_made_once_when_they_are_first_read():
+    made: list[int] = []
+
+    def make() -> TableState:
+        made.append(1)
+        return change([(("a", 0), 1)])
+
+    tables = LateTables({"t": make})
+    assert list(tables) == ["t"]
+    assert not made
+    assert tables["t"] is tables["t"]
+    assert made == [1]
+
+
+@pytest.mark.parametrize(("rows", "marked"), [(31, [0, 1]), (32, [0, 1, 2, 3])])
+def test_many_rows_for_each_cell_mark_all_cells(rows, marked):
+    dirty = DirtyCells(is_tracking=True)
+    dirty.mark_rows(np.arange(rows) % 2, 4)
+    assert dirty.take().tolist() == marked

@@ -5,7 +5,8 @@ A value is what `keys.canonical` returns, so comparing two is comparing bits. No
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import copy
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,10 @@ class KeyColumn(Protocol):
 
     def keep(self, slots: Integers) -> None:
         """Forget all but these, and number them in their order."""
+        ...
+
+    def frozen(self) -> Self:
+        """The values that there are now, for another thread. Copies none: values are only added, or all made anew."""
         ...
 
 
@@ -84,6 +89,10 @@ class NumberColumn:
         self._values, self._missing = self._values[slots], self._missing[slots]
         self._count = len(slots)
 
+    def frozen(self) -> Self:
+        """As it is now."""
+        return copy.copy(self)
+
 
 class BytesColumn:
     """Bytes, one after the other."""
@@ -97,7 +106,7 @@ class BytesColumn:
 
     def append(self, values: Array) -> None:
         """Add."""
-        self._arrays.clear()
+        self._arrays = {}  # not cleared: it is that of frozen values, too
         end = self._count + len(values)
         starts, lengths, content = keying.byte_ranges(values)
         used = int(self._offsets[self._count])
@@ -134,6 +143,10 @@ class BytesColumn:
         kept = self.take(slots, pa.large_binary())
         self.__init__()  # type: ignore[misc]  # begins anew, and takes its own values in
         self.append(kept)
+
+    def frozen(self) -> Self:
+        """As it is now."""
+        return copy.copy(self)
 
     def _all(self, kind: Any) -> Array:
         """All of them over the bytes that are here: what came as text is text, and is not looked at again."""

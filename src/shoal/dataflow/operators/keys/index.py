@@ -10,6 +10,7 @@ renumbers those that stay in their order; else memory would grow with every key 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,28 @@ _RANGE = 1 << 22
 _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 _MISSING = pa.scalar(-1, pa.int32())
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys by slot."""
+
+    names: Sequence[str]
+    types: Sequence[Any]
+    columns: Sequence[KeyColumn]
+    #: The hash of each slot, where they are known.
+    hashes: Hashes | None = None
+
+    def take(self, slots: Integers) -> list[Array]:
+        """The key columns of some slots, in the types of the first batch."""
+        return [column.take(slots, kind) for column, kind in zip(self.columns, self.types, strict=True)]
+
+    def groups(self, slots: Integers, total: int) -> Integers:
+        """The key group of each of these slots."""
+        if not self.names or not len(slots):
+            return np.zeros(len(slots), np.int64)
+        hashes = keying.hash_arrays(self.take(slots)) if self.hashes is None else self.hashes[slots]
+        return keying.groups_of(hashes, total)
 
 
 class KeyIndex:
@@ -81,16 +104,20 @@ class KeyIndex:
 
     def take(self, slots: Integers) -> list[Array]:
         """The key columns of some slots, in the types of the first batch."""
-        return [column.take(slots, kind) for column, kind in zip(self._columns, self._types, strict=True)]
+        return Keys(self.names, self._types, self._columns).take(slots)
 
     def groups(self, slots: Integers, total: int) -> Integers:
         """The key group of each of these slots."""
-        if not self.names or not len(slots):
-            return np.zeros(len(slots), np.int64)
-        # Floats are kept by their bits, which have another hash.
+        return Keys(self.names, self._types, self._columns, self._known_hashes()).groups(slots, total)
+
+    def frozen(self) -> Keys:
+        """The keys that there are now, for another thread. Copies none of them."""
+        return Keys(self.names, self._types, [column.frozen() for column in self._columns], self._known_hashes())
+
+    def _known_hashes(self) -> Hashes | None:
+        """The hashes of all slots, if they are kept. Floats are kept by their bits, which have another hash."""
         is_kept = not self._unhashed and not any(pa.types.is_floating(kind) for kind in self._types)
-        hashes = self._hashes[slots] if is_kept else keying.hash_arrays(self.take(slots))
-        return keying.groups_of(hashes, total)
+        return self._hashes if is_kept else None
 
     def compact(self, live: np.ndarray[Any, np.dtype[np.bool_]]) -> Integers:
         """Forget all keys but these. Returns the new slot for each old one, -1 for those that are gone."""

@@ -16,31 +16,54 @@ from shoal.dataflow.language.windows import Window
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse
 from shoal.dataflow.operators.base import OperatorState
-from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex, Keys
 from shoal.dataflow.state.blobs import unpack
+from shoal.dataflow.state.tables import TableState
 
 _KEY = "__key_"
 #: A column in place of keys where there are none: all rows have one key.
 _ALL = "__all"
 _FINGERPRINT = "fingerprint"
 _NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
+_NO_GROUPS: Integers = np.zeros(0, np.int64)
 
 
-def key_names(index: KeyIndex) -> tuple[str, ...]:
+def key_names(index: KeyIndex | Keys) -> tuple[str, ...]:
     """The key columns of such tables."""
     return tuple(f"{_KEY}{place}" for place in range(len(index.names))) or (_ALL,)
 
 
-def key_table(index: KeyIndex, slots: Integers, extra: Mapping[str, Any] = _NO_COLUMNS) -> Any:
+def key_table(index: KeyIndex | Keys, slots: Integers, extra: Mapping[str, Any] = _NO_COLUMNS) -> Any:
     """A table with the keys of these slots, and other columns."""
     keys = index.take(slots) if len(index.names) else [pa.array(np.zeros(len(slots), np.int8))]
     return pa.table([*keys, *map(_arrow, extra.values())], names=[*key_names(index), *extra])
 
 
-def state_table(index: KeyIndex, slots: Integers, plan: AggregatePlan, sparse: Sparse, extra: Mapping[str, Any]) -> Any:
-    """The same with what a plan keeps for each of them."""
-    kept = {column.name: array for column, array in zip(plan.state_fields(), plan.to_arrow(sparse), strict=True)}
-    return key_table(index, slots, {**extra, **kept})
+def state_columns(plan: AggregatePlan, sparse: Sparse) -> dict[str, Any]:
+    """What a plan keeps for cells, as columns of such a table."""
+    return {column.name: array for column, array in zip(plan.state_fields(), plan.to_arrow(sparse), strict=True)}
+
+
+def late_table(
+    index: KeyIndex,
+    slots: Integers,
+    extra: Mapping[str, Any],
+    total: int,
+    *,
+    by: Sequence[str] = (),
+    gone: tuple[Any, Integers] = (None, _NO_GROUPS),
+    floor: tuple[str, int] | None = None,
+) -> Callable[[], TableState]:
+    """The state of slots, known by their keys and the columns `by`: for `LateTables`.
+
+    Keys are most of the work, and are gathered when it is called.
+    """
+    now = index.frozen()
+
+    def make() -> TableState:
+        return TableState(key_table(now, slots, extra), now.groups(slots, total), (*key_names(now), *by), *gone, floor)
+
+    return make
 
 
 def restored_slots(index: KeyIndex, table: Any) -> Integers:

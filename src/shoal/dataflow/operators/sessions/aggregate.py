@@ -29,18 +29,18 @@ from shoal.dataflow.operators.keys.index import KeyIndex
 from shoal.dataflow.operators.keys.liveness import Liveness
 from shoal.dataflow.operators.keys.tables import (
     fingerprint,
-    key_names,
     key_table,
+    late_table,
     numbers_of,
     restore_windows,
     restored_slots,
-    state_table,
+    state_columns,
 )
 from shoal.dataflow.operators.sessions.emitted import EmittedSessions
 from shoal.dataflow.operators.sessions.table import SessionTable, Spans, find_spans, join_spans
 from shoal.dataflow.state.blobs import pack
 from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
-from shoal.dataflow.state.tables import TableState
+from shoal.dataflow.state.tables import LateTables
 
 _LOW, _HIGH, _EMITTED = "__low", "__high", "__emitted"
 
@@ -135,14 +135,13 @@ class SessionAggregate(Aggregating):
         flags = self._table.emitted[cells].astype(np.int64)
         extra = {_LOW: self._table.lows[cells], _HIGH: self._table.highs[cells], _EMITTED: flags}
         slots, total = self._table.slots[cells], self._context.key_groups.total
-        rows = state_table(self._index, slots, self._plan, self._store.take(cells), extra)
+        extra |= state_columns(self._plan, self._store.take(cells))
         # All sessions of a key are written together, and take the place of those that it had.
-        keys = key_names(self._index)
-        tables = {"sessions": TableState(rows, self._index.groups(slots, total), keys, *gone)}
+        makers = {"sessions": late_table(self._index, slots, extra, total, gone=gone)}
         if self._emitted is not None:
-            rows, slots = self._emitted.to_table(self._index, self._table, cells, self._plan)
-            tables["emitted"] = TableState(rows, self._index.groups(slots, total), keys, *gone)
-        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
+            slots, extra = self._emitted.to_columns(self._table, cells, self._plan)
+            makers["emitted"] = late_table(self._index, slots, extra, total, gone=gone)
+        return OperatorState(shared=shared, tables=LateTables(makers), is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take sessions in."""

@@ -16,7 +16,7 @@ from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.emitted import rows_differ
 from shoal.dataflow.operators.keys.index import KeyIndex
-from shoal.dataflow.operators.keys.tables import key_table, numbers_of, restored_slots
+from shoal.dataflow.operators.keys.tables import numbers_of, restored_slots
 from shoal.dataflow.operators.sessions.table import SessionTable
 
 _START, _END, _RESULT = "__start", "__end", "__result_"
@@ -80,17 +80,15 @@ class EmittedSessions:
         for cell in cells.tolist():
             self._by_cell.pop(cell, None)
 
-    def to_table(
-        self, index: KeyIndex, table: SessionTable, cells: Integers, plan: AggregatePlan
-    ) -> tuple[Any, Integers]:
-        """Those of some cells with their keys, and the slot of each."""
+    def to_columns(self, table: SessionTable, cells: Integers, plan: AggregatePlan) -> tuple[Integers, dict[str, Any]]:
+        """Those of some cells: the slot of each, and columns."""
         by_cell = ((cell, self._by_cell.get(cell, [])) for cell in cells.tolist())
         change = _change("", [(int(table.slots[cell]), each) for cell, emitted in by_cell for each in emitted])
         if not change.columns:
             change = replace(change, columns=[pa.array([], output.type) for output in plan.outputs])
-        extra = {_START: change.windows[0], _END: change.windows[1]}
-        extra |= {f"{_RESULT}{place}": column for place, column in enumerate(change.columns)}
-        return key_table(index, change.slots, extra), change.slots
+        columns = {_START: change.windows[0], _END: change.windows[1]}
+        columns |= {f"{_RESULT}{place}": column for place, column in enumerate(change.columns)}
+        return change.slots, columns
 
     def take_in(self, table: Any, index: KeyIndex, sessions: SessionTable) -> None:
         """The inverse: each belongs to the session that its beginning lies in."""

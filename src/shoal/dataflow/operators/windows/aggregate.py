@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,11 @@ from shoal.dataflow.operators.keys.liveness import Liveness
 from shoal.dataflow.operators.keys.tables import (
     check_fingerprint,
     fingerprint,
-    key_names,
+    late_table,
     numbers_of,
     restore_windows,
     restored_slots,
-    state_table,
+    state_columns,
 )
 from shoal.dataflow.operators.windows import bounds, ranges
 from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
@@ -47,7 +47,7 @@ from shoal.dataflow.operators.windows.panes import Pane, present_only
 from shoal.dataflow.operators.windows.sliding import Combination, between, make_combination
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import are_most
-from shoal.dataflow.state.tables import TableState
+from shoal.dataflow.state.tables import LateTables, TableState
 
 LATE = "late"
 #: The column of a snapshot that has the pane.
@@ -160,10 +160,10 @@ class WindowAggregate(Aggregating):
         if is_whole:
             self._forget_changes()
         self._is_tracking = True
-        tables = {"panes": self._changed_panes(self._plan)}
+        makers = {"panes": self._changed_panes(self._plan)}
         if self._emitted is not None:
-            tables["emitted"] = self._emitted.changes(self._index, self._plan, self._context.key_groups.total)
-        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
+            makers["emitted"] = self._emitted.changes(self._index, self._plan, self._context.key_groups.total)
+        return OperatorState(shared=shared, tables=LateTables(makers), is_whole=is_whole)
 
     def shared_state(self) -> bytes:
         """What belongs to no key: the columns of the input, and event time."""
@@ -208,22 +208,23 @@ class WindowAggregate(Aggregating):
     def _all_panes(self, plan: AggregatePlan) -> TableState:
         capacity = len(self._index)
         parts = [(pane, self._panes[pane].peek(capacity)) for pane in self._pane_order()]
-        return self._table(plan, parts, self._packed.peek(START_OF_TIME, END_OF_TIME, capacity))
+        return self._table(plan, parts, self._packed.peek(START_OF_TIME, END_OF_TIME, capacity))()
 
-    def _changed_panes(self, plan: AggregatePlan) -> TableState:
+    def _changed_panes(self, plan: AggregatePlan) -> Callable[[], TableState]:
         capacity = len(self._index)
         parts = [(pane, self._panes[pane].changes(capacity)) for pane in self._pane_order()]
         return self._table(plan, parts, self._packed.changes(capacity))
 
-    def _table(self, plan: AggregatePlan, parts: Sequence[tuple[int, Sparse]], packed: Block) -> TableState:
+    def _table(
+        self, plan: AggregatePlan, parts: Sequence[tuple[int, Sparse]], packed: Block
+    ) -> Callable[[], TableState]:
         """Panes as a table."""
         blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in parts if len(sparse)]
         blocks = [*blocks, packed] if len(packed) or not blocks else blocks
         sparse = concat([block.sparse for block in blocks])
         panes = np.concatenate([block.panes for block in blocks])
-        table = state_table(self._index, sparse.cells, plan, sparse, {PANE: panes})
-        groups = self._index.groups(sparse.cells, self._context.key_groups.total)
-        return TableState(table, groups, (*key_names(self._index), PANE), floor=(PANE, self.first_needed()))
+        extra, floor = {PANE: panes, **state_columns(plan, sparse)}, (PANE, self.first_needed())
+        return late_table(self._index, sparse.cells, extra, self._context.key_groups.total, by=(PANE,), floor=floor)
 
     def _has_changed_mostly(self) -> bool:
         """Whether so much changed that everything is written, and nothing has to be merged."""

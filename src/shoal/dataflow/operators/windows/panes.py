@@ -44,7 +44,7 @@ class Pane:
     def add(self, piece: Sparse | Rows, capacity: int) -> None:
         """Take rows in, or what was aggregated elsewhere. `capacity` is above every slot."""
         if self.dirty.is_tracking:
-            self.dirty.mark(piece.cells, capacity)
+            self.dirty.mark_rows(piece.cells, capacity)
         if self._can_be_padded and isinstance(piece, Sparse) and self._is_empty():
             self._base = in_order(piece)
             return
