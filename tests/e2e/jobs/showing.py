@@ -72,16 +72,16 @@ def show_logs(folder: Path, job_id: str) -> str:
     )
 
 
-async def show_processes(client: ControlPlane, workloads: Iterable[str]) -> str:
-    """What the control plane knows about the processes of a job."""
+async def show_processes(client: ControlPlane, job_id: str, workloads: Iterable[str]) -> str:
+    """What the control plane knows about a job's processes, and what happened to them and to the job."""
     found = []
-    for workload_id in workloads:
+    for subject in (job_id, *workloads):
         try:
-            view = await client.get_workload(workload_id)
-            page = await client.list_events(subject_id=workload_id, limit=_EVENTS, newest=True)
+            view = "" if subject == job_id else f"\n{await client.get_workload(subject)}"
+            page = await client.list_events(subject_id=subject, limit=_EVENTS, newest=True)
         except (ShoalError, OSError) as error:
-            found.append(f"== {workload_id}: {error}")
+            found.append(f"== {subject}: {error}")
             continue
-        found.append(f"== {workload_id}\n{view}")
+        found.append(f"== {subject}{view}")
         found += [f"{each.time} {each.kind}: {each.message} {each.cause}" for each in page.events]
     return "\n".join(found)

@@ -290,7 +290,7 @@ class World:
         """Everything that tells why the job is not as it should be."""
         try:
             job = await self.get()
-            found = [f"{job}\n{await self.report()}", await show_processes(self.client, job.workload_ids)]
+            found = [f"{job}\n{await self.report()}", await show_processes(self.client, self.job_id, job.workload_ids)]
         except (ShoalError, OSError) as error:
             found = [f"the control plane does not say how the job is: {error}"]
         found.append(await asyncio.to_thread(show_places, self.checkpoints, self.job_id, self.broker, self.input))

@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,24 @@ def test_two_processes_of_a_job_are_linked(made):
         connection.sendall(b"hello")
         assert found.get(timeout=20) == b"hello"
         assert own == "127.0.0.1"
+        connection.close()
+
+
+def leave_half_replaced(old: Certificate, new: Certificate) -> None:
+    """As an agent leaves the files of a process when it dies while it renews them."""
+    Path(f"{old.key}.next").write_bytes(Path(new.key).read_bytes())
+    Path(old.cert).write_bytes(Path(new.cert).read_bytes())
+
+
+def test_certificates_that_were_half_replaced_are_good_on_both_sides(made):
+    one, other = files_of(made.workload("j", "n1")), files_of(GOOD(made))
+    for held, node in ((one, "n1"), (other, "n2")):
+        renewed = made.workload("j", f"{node}-renewed")
+        leave_half_replaced(held, files_of(renewed))
+    with coordinator(one) as (address, found):
+        connection, _own = dial(address, other, "j")
+        connection.sendall(b"hello")
+        assert found.get(timeout=20) == b"hello"
         connection.close()
 
 

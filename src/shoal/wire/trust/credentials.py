@@ -182,8 +182,7 @@ def _key_for(certificate: x509.Certificate, path: Path, problems: list[Problem])
     """The key of this certificate: the one there is, or the one that is about to take its place."""
     rule = "must be the key of the certificate; these two do not belong together"
     trouble = problem("--key", str(path), rule)
-    # Once more at the end: what was about to take its place may have done so in between.
-    for candidate in (path, _next(path), path):
+    for candidate in key_places(path):
         unread: list[Problem] = []
         key = _read(candidate, "--key", unread)
         try:
@@ -195,6 +194,14 @@ def _key_for(certificate: x509.Certificate, path: Path, problems: list[Problem])
             trouble = unread[0]
     problems.append(trouble)
     return None
+
+
+def key_places(key: Path) -> tuple[Path, ...]:
+    """Where to look for the key of a certificate, in order.
+
+    Once more at the end: what was about to take its place may have done so in between.
+    """
+    return key, _next(key), key
 
 
 def _next(key: Path) -> Path:

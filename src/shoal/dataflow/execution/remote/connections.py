@@ -163,9 +163,18 @@ def _keep_awake(raw: socket.socket) -> None:
 
 
 def _load(context: ssl.SSLContext, certificate: Certificate) -> None:
+    from pathlib import Path
+
+    from shoal.wire.trust.credentials import key_places
+
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(certificate.ca)
-    context.load_cert_chain(certificate.cert, certificate.key)
+    *others, last = key_places(Path(certificate.key))
+    for key in others:  # the agent may be replacing the files, or have died in the middle of that
+        with contextlib.suppress(OSError):
+            context.load_cert_chain(certificate.cert, key)
+            return
+    context.load_cert_chain(certificate.cert, last)
 
 
 def _own_identity(certificate: Certificate) -> Identity:
