@@ -207,8 +207,15 @@ class LocalReader:
                     return position, []
                 try:
                     return position, self._view.chunks(partition, position, max_rows=max_records, max_length=max_bytes)
-                except FileNotFoundError:
+                except FileNotFoundError as error:
+                    before = topic.number, partition.first, self._view.journal_number
                     self._view.refresh()
+                    now = self._view.topic(where.topic).number, self._view.partition(where).first
+                    if (*now, self._view.journal_number) == before:  # retention would have said so
+                        raise DamagedError(
+                            f"{where}: where the records from {position} on lie is not known: {error}",
+                            hint="somebody removed it: bring it back, or read on from a later offset",
+                        ) from error
 
     def _reset_position(self, where: TopicPartition, position: int, first: int, following: int) -> int:
         if self._reset is Reset.FAIL:

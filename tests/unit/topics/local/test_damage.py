@@ -140,6 +140,20 @@ class TestEndedJournals:
         with LocalTopics(tmp_path, SMALL) as reopened:
             assert read_all(reopened) == (expected, list(range(300)))
 
+    def test_one_whose_index_somebody_removed_is_an_error(self, tmp_path: Path) -> None:
+        with LocalTopics(tmp_path, SMALL) as topics:
+            topics.create("t")
+            with topics.writer() as writer:
+                for number in range(300):
+                    writer.append("t", records([b"%d" % number]))
+        for path in (tmp_path / "index").iterdir():
+            path.unlink()
+        with (
+            LocalTopics(tmp_path, SMALL) as reopened,
+            pytest.raises(DamagedError, match=r"the records from 0 on lie is not known: .*/index/"),
+        ):
+            read_all(reopened)
+
     def test_whoever_ends_one_need_not_begin_the_next(self, tmp_path: Path) -> None:
         with LocalTopics(tmp_path, SMALL) as topics, LocalTopics(tmp_path, SMALL) as others:
             topics.create("t")
