@@ -59,6 +59,8 @@ POINTS: dict[str, str] = {
     "compose.update.begun": "the record of a project says that an update has begun; nothing was done",
     "compose.update.stored": "a changed project is stored; the record of the run names the previous one",
     "compose.update.after": "the record of a run names the changed project; the previous one is still stored",
+    "compose.commit.listed": "the files of a commit are written and listed; its directory has no name",
+    "compose.commit.doomed": "the directory of a commit has lost its name; its files are still there",
     "compose.end.before": "every service of a project has ended; its end is not written down",
     "compose.remove.before": "the end of a project is written down; its containers are still there",
     "compose.delete.volumes": "the containers of a project that is deleted are gone; its volumes are still there",

@@ -1,4 +1,4 @@
-"""Why a compose command failed. Called by `shoal.runtimes.compose.runtime`.
+"""Why a project cannot be started, and why a compose command failed. Called by `shoal.runtimes.compose.runtime`.
 
 Only the lines in which a command passes on an error of the engine are judged: the rest of its output may be anything,
 such as what the programs of a build print.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from shoal.core.errors import ShoalError
 from shoal.model.workloads import FailureReason
@@ -25,6 +26,19 @@ _SILENT = re.compile(r"Command 'podman (network|volume) create ")
 _WHAT = "cannot start the project"
 #: How `podman`, `docker compose` and `docker-compose` begin such a line.
 _ERROR_LINE = re.compile(r"^ *(?:Error|ERROR)\b.*", re.MULTILINE)
+
+
+def check_not_taken(name: str, containers: Iterable[Mapping[str, Any]], labels: Mapping[str, str]) -> None:
+    """Raise `RunError` if one of the containers with the name of a project does not carry its agent's labels."""
+    for each in containers:
+        found = each.get("Labels") or {}
+        if any(found.get(key) != value for key, value in labels.items()):
+            raise RunError(
+                f"the project name {name} is taken by containers that are not this agent's",
+                failure=FailureReason.RUNTIME_ERROR,
+                transient=True,
+                hint=f"remove them: one has the id {str(each.get('Id'))[:12]}",
+            )
 
 
 async def start_error(error: ComposeError, api: EngineApi, *, project: str, labels: Mapping[str, str]) -> RunError:

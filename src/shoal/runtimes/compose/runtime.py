@@ -44,13 +44,14 @@ from shoal.runtimes.compose.output import ProjectOutput
 from shoal.runtimes.compose.previous import PreviousProjects
 from shoal.runtimes.compose.project import Project, project_name, render
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks, run_from_json
-from shoal.runtimes.compose.refusals import build_error, start_error
+from shoal.runtimes.compose.refusals import build_error, check_not_taken, start_error
 from shoal.runtimes.compose.source import PROJECTS, Sources
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
     additions_for,
     marks_for,
     member_of,
+    paths_of,
     read_run,
     service_of,
     state_of,
@@ -169,14 +170,23 @@ class ComposeRuntime:
             self._fetched[request.workload_id] = (request.run_id, project, folder)
 
     async def _load(self, api: EngineApi, request: RunRequest, tell: Tell | None = None) -> tuple[Project, Path]:
-        project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec), engine=api.address)
+        spec, paths_in_use = checked_spec(request, ComposeSpec), partial(self._paths_in_use, api, request.workload_id)
+        project, folder = await self._sources.load(request, spec, engine=api.address, paths_in_use=paths_in_use)
         for image, policy in project.images:
             await self._pulls.ensure(api, image, policy, tell=tell)
         if project.is_built and not request.files:  # which are written once nothing runs
-            marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, folder=folder)
+            marks = marks_for(request, spec, project, self._owner, folder=folder)
             content = render(project, additions_for(request, self._owner, marks))
             await self._compose(_BUILD, content, request.workload_id, folder)
         return project, folder
+
+    async def _paths_in_use(self, api: EngineApi, workload_id: WorkloadId) -> set[str]:
+        """What a rollback, the next start and the containers of a workload need of its directories."""
+        folders = {run.folder for run in self._records.runs.values() if run.workload_id == workload_id}
+        if workload_id in self._fetched:
+            folders.add(str(self._fetched[workload_id][2]))
+        listed = await self._containers(api, workload_id)
+        return folders.union(*[paths_of(await api.container(str(each["Id"]))) for each in listed])
 
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
@@ -457,19 +467,8 @@ class ComposeRuntime:
     # --- starting -----------------------------------------------------------------------------------------
 
     async def _make_room(self, api: EngineApi, request: RunRequest, name: str) -> None:
-        """Stop and remove what an earlier start left: there are never two runs of a workload.
-
-        Raises `RunError` when the project's name belongs to somebody else.
-        """
-        for each in await api.containers({PROJECT_LABEL: name}):
-            labels = each.get("Labels") or {}
-            if any(labels.get(key) != value for key, value in self._owner.labels.items()):
-                raise RunError(
-                    f"the project name {name} is taken by containers that are not this agent's",
-                    failure=FailureReason.RUNTIME_ERROR,
-                    transient=True,
-                    hint=f"remove them: one has the id {str(each.get('Id'))[:12]}",
-                )
+        """Stop and remove what an earlier start left: there are never two runs of a workload. Raises `RunError`."""
+        check_not_taken(name, await api.containers({PROJECT_LABEL: name}), self._owner.labels)
         for run in [each for each in self._records.runs.values() if each.workload_id == request.workload_id]:
             if run.end is None and not await self._end_if_over(api, run):
                 log.warning("run %s ends first: run %s of the same workload starts", run.run_id, request.run_id)

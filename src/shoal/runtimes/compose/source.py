@@ -1,7 +1,7 @@
 """Where the files of a compose project come from: inline text, raw or base64, or a git repository and ref.
 
 A repository is fetched into a folder of its own for each commit, so an update that fails leaves the old files alone.
-Called by `shoal.runtimes.compose.runtime`.
+Folders that nothing uses are removed before the next fetch. Called by `shoal.runtimes.compose.runtime`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,41 @@ import base64
 import binascii
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import shutil
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core import faults
 from shoal.core.disk.private_files import make_private_directory
-from shoal.core.errors import InvalidError, problem
+from shoal.core.errors import InvalidError, ShoalError, problem
+from shoal.core.tasks import to_the_end
 from shoal.model.workloads import ComposeSpec, FailureReason
 from shoal.runtimes.base import RunError, RunRequest
+from shoal.runtimes.compose.commits import has_several, list_files, listing_of, note_use, remove_superfluous
 from shoal.runtimes.compose.files import with_kept_data
 from shoal.runtimes.compose.project import Project, parse_project
 from shoal.runtimes.compose.reading import MAX_BYTES
 from shoal.runtimes.compose.rules import Place
 from shoal.runtimes.host_paths import own_paths
 
+log = logging.getLogger(__name__)
+
 #: Looked for in a repository, in this order.
 FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 #: The directory of the projects in an agent's data directory.
 PROJECTS = "projects"
 _GIT_SECONDS = 120.0
+
+PathsInUse = Callable[[], Awaitable[Collection[str]]]
+
+#: What git says of a server that wants a login, or another one.
+LOGIN_MISSING = "could not read (?:Username|Password) for"
+LOGIN_REFUSED = "Authentication failed for"
+FORBIDDEN = "The requested URL returned error: 403"
 
 #: What git says, and what it means. Each is provoked on a real git; anything else is RUNTIME_ERROR, and tried again.
 GIT_SENTENCES: tuple[tuple[str, FailureReason, bool], ...] = (
@@ -40,10 +54,15 @@ GIT_SENTENCES: tuple[tuple[str, FailureReason, bool], ...] = (
     ("does not appear to be a git repository", FailureReason.INVALID_SPEC, False),
     ("repository '[^']*' not found", FailureReason.INVALID_SPEC, False),
     ("transport '[^']*' not allowed", FailureReason.INVALID_SPEC, False),
+    ("not our ref", FailureReason.INVALID_SPEC, False),
+    (LOGIN_MISSING, FailureReason.INVALID_SPEC, False),
+    (LOGIN_REFUSED, FailureReason.INVALID_SPEC, False),
+    (FORBIDDEN, FailureReason.INVALID_SPEC, False),
     ("Could not resolve host", FailureReason.NETWORK_ERROR, True),
     ("Failed to connect to", FailureReason.NETWORK_ERROR, True),
     ("unable to connect to", FailureReason.NETWORK_ERROR, True),
-    (r"The requested URL returned error: 5\d\d", FailureReason.NETWORK_ERROR, True),
+    (r"The requested URL returned error: (?:429|5\d\d)", FailureReason.NETWORK_ERROR, True),
+    ("ssh: connect to host .* Connection refused", FailureReason.NETWORK_ERROR, True),
     ("Empty reply from server", FailureReason.NETWORK_ERROR, True),
 )
 
@@ -66,12 +85,20 @@ class Sources:
         self._data_dir = data_dir
         self._allow_privileged = allow_privileged
 
-    async def load(self, request: RunRequest, spec: ComposeSpec, *, engine: str) -> tuple[Project, Path]:
+    async def load(
+        self, request: RunRequest, spec: ComposeSpec, *, engine: str, paths_in_use: PathsInUse
+    ) -> tuple[Project, Path]:
         """The checked project of a request, and the directory with its files. Raises `RunError`.
 
-        `engine` is the address of the engine.
+        `engine` is the address of the engine; `paths_in_use` finds what the workload still needs of its directories.
         """
         base = self._data_dir / PROJECTS / request.workload_id
+        try:
+            if await asyncio.to_thread(has_several, base):
+                in_use = await paths_in_use()
+                await to_the_end(asyncio.to_thread(remove_superfluous, base, in_use))
+        except (ShoalError, OSError, RecursionError) as error:
+            log.warning("workload %s: its old commits cannot be removed: %s", request.workload_id, error)
         try:
             fetched = None
             if spec.source_type == "git":
@@ -141,8 +168,12 @@ async def _fetch(spec: ComposeSpec, folder: Path) -> tuple[Path, frozenset[str]]
         # Asked here: git must not run where a service can write, which could tell it to run a command.
         listed = await _git(staging, "ls-tree", "-r", "-t", "-z", "--name-only", "FETCH_HEAD")
         target = folder / commit
-        if not await asyncio.to_thread(target.exists):
+        if await asyncio.to_thread(target.exists):
+            await asyncio.to_thread(note_use, target)
+        else:
             await _git(staging, "checkout", "--quiet", "FETCH_HEAD")
+            await asyncio.to_thread(list_files, staging, listing_of(target))
+            faults.reach("compose.commit.listed")
             await asyncio.to_thread(staging.rename, target)
     finally:
         with contextlib.suppress(OSError):
@@ -193,4 +224,6 @@ def git_error(word: str, said: str) -> RunError:
     """What a git command has failed with. Pure."""
     known = ((failure, transient) for pattern, failure, transient in GIT_SENTENCES if re.search(pattern, said))
     failure, transient = next(known, (FailureReason.RUNTIME_ERROR, True))
-    return RunError(f"git {word}: {said[-500:]}", failure=failure, transient=transient)
+    is_login = any(re.search(pattern, said) for pattern in (LOGIN_MISSING, LOGIN_REFUSED, FORBIDDEN))
+    hint = "put a login for it into ~/.netrc of the user that the agent runs as" if is_login else ""
+    return RunError(f"git {word}: {said[-500:]}", failure=failure, transient=transient, hint=hint)

@@ -110,6 +110,15 @@ def member_of(found: Mapping[str, Any]) -> Member:
     )
 
 
+def paths_of(found: Mapping[str, Any] | None) -> set[str]:
+    """What a container, as the engine shows it, was made from: the directory of its project, and what it mounts."""
+    if found is None:
+        return set()
+    labels = found["Config"].get("Labels") or {}
+    mounts = {str(each.get("Source") or "") for each in found.get("Mounts") or ()}
+    return {str(labels.get(FOLDER_LABEL, "")), *mounts}
+
+
 def service_of(labels: Mapping[str, Any]) -> str:
     """The service of a container, by its labels."""
     return str(labels.get(SERVICE_LABEL, ""))
