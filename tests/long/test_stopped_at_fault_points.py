@@ -56,8 +56,8 @@ async def reached(woken, point):
 @pytest.mark.parametrize("point", CONTROL_POINTS)
 async def test_the_control_plane_is_stopped(fleet, control, point):
     await fleet.kill_control()
-    await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=stop"})
-    async with alarm_clock(fleet, "control") as woken:
+    async with alarm_clock(fleet, "control") as woken:  # it may come to its point before it serves
+        await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=stop"})
         if point == "control.register.committed":  # agents that are known keep their sessions
             await fleet.kill_agent(fleet.names[0])
             await fleet.start_agent(fleet.names[0])
@@ -71,7 +71,7 @@ async def test_an_agent_is_stopped(fleet, control, point):
     await fleet.kill_machine(other)
     await fleet.kill_agent(victim)
     time = 1 if point == "agent.forget.before" else 2  # in one life only one is forgotten
-    await fleet.start_agent(victim, env={"SHOAL_FAULTS": f"{point}=stop@{time}"})
     async with alarm_clock(fleet, victim) as woken:
+        await fleet.start_agent(victim, env={"SHOAL_FAULTS": f"{point}=stop@{time}"})
         await life(fleet, control, "life")
         await reached(woken, point)

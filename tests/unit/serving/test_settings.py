@@ -209,6 +209,7 @@ def test_a_file_includes_others_in_their_place(conf, tmp_path):
         ("layout_pattern /", "agent.conf:5: layout_pattern", "must be the name of a layout"),
         ("9lives 1", "agent.conf:5", "must begin with a key"),
         ("include missing.conf", "agent.conf:5: include", "must be a file that exists"),
+        ("include a\0b.conf", "agent.conf:5: include", "must be a path without null characters"),
         ("include agent.conf", "agent.conf:5: include", "must not include itself: agent.conf includes agent.conf"),
         ("include ./agent.conf", "agent.conf:5: include", "must not include itself"),
         ("agent_version 3", "agent.conf:4: deploy_type", "must be unified with agent_version 3"),

@@ -57,6 +57,9 @@ class _Reading:
         self._files = 0
 
     def read(self, path: str, *, where: str, open_paths: tuple[str, ...]) -> None:
+        if "\0" in path:
+            self.problems.append(problem(where, path, "must be a path without null characters"))
+            return
         real = path if "://" in path else os.path.realpath(path)
         if real in open_paths:
             chain = " includes ".join((*open_paths[open_paths.index(real) :], real))

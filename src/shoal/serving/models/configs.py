@@ -149,7 +149,7 @@ def parse_config(text: str, *, where: str = "model config") -> pb.ModelServerCon
     """Read the text form. Raises `InvalidError`."""
     try:
         return text_format.Parse(text, pb.ModelServerConfig(), descriptor_pool=TENSORFLOW)
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
         raise InvalidError([problem(where, None, f"must be a ModelServerConfig in text form: {error}")]) from None
 
 

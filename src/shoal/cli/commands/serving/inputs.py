@@ -199,6 +199,6 @@ def _read_request(path: str) -> dict[str, TensorProto]:
     text = files.read_bytes(path, limit=MAX_REQUEST_BYTES).decode(errors="replace")
     try:
         parsed = text_format.Parse(text, pb.PredictRequest())
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
         raise InvalidError([problem(path, None, f"must be a PredictRequest in text form: {error}")]) from None
     return dict(parsed.inputs)
