@@ -125,6 +125,17 @@ OPERATORS = (
     Case("distinct in windows", distinct.Distinct, lambda a: a.group_by("key").window(tumbling(seconds=1)).distinct()),
     Case("running", running.RunningAggregate, lambda a: a.group_by("key").aggregate(total=("value", "sum"))),
     Case("running over all", running.RunningAggregate, lambda a: a.aggregate(n=("*", "count"))),
+    Case(
+        "running over changes",
+        running.RunningAggregate,
+        lambda a: a.group_by("key").aggregate(total=("value", "sum")).aggregate(n=("*", "count"), all=("total", "sum")),
+    ),
+    Case(
+        "running over changes of a join",
+        running.RunningAggregate,
+        lambda a, b: a.join(b, on="key", how="left", ttl="10m").group_by("key").aggregate(n=("*", "count")),
+        2,
+    ),
     Case("reduce", running.RunningAggregate, lambda a: a.group_by("key").reduce(lambda one, other: other)),
     Case("tumbling", WindowAggregate, lambda a: a.group_by("key").window(tumbling(seconds=1)).sum("value")),
     Case(
