@@ -44,7 +44,7 @@ class JobRecord:
     epoch: int
     #: Every sink has committed every checkpoint up to this. None: no coordinator has written that down yet.
     through: int | None
-    #: Which claim it is.
+    #: Which coordinator claimed it.
     token: str = ""
     #: What the job was last rolled back to, and the highest number of a checkpoint until then.
     base: int | None = None
@@ -87,13 +87,8 @@ class Claim:
                 "job %s: a coordinator of epoch %d wrote over epoch %d", self._job, found.epoch, self.record.epoch
             )
             self._write(self._record)
-        elif found is None or found.token != self._record.token:
-            epoch = "no epoch" if found is None else f"a newer epoch, {found.epoch}"
-            raise PreconditionError(
-                f"job {self._job!r} was claimed under {epoch}; this coordinator has epoch {self._record.epoch}",
-                hint="stop this one: another coordinator runs the job",
-                job=self._job,
-            )
+        elif found is None or (found.epoch, found.token) != (self._record.epoch, self._record.token):
+            raise _claimed_since(self._job, found, self._record.epoch)
 
     def roll_back(self, base: int, highest: int, *, incarnation: int | None = None) -> None:
         """The job goes back to a checkpoint, and those up to `highest` no longer count. Durable when this returns.
@@ -142,10 +137,12 @@ class Claim:
             log.warning("job %s: epoch %d is not recorded: %s", self._job, self._record.epoch, error)
 
 
-def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool) -> Claim:
+def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool, after: JobRecord | None = None) -> Claim:
     """Claim a job whose checkpoints are in a directory. `is_new` says that there are none.
 
-    Raises `PreconditionError` when it is running already, here or in another process.
+    `after` is an earlier claim of the same coordinator, which stood still perhaps: it must not take the job from one
+    that has claimed it since. Raises `PreconditionError` then, and when the job runs already, here or in another
+    process.
     """
     folder = files.join(directory, job)
     lock = None if "://" in folder else _lock(folder, directory, job)
@@ -154,13 +151,25 @@ def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool) -> Cl
         found = record = _read(path, job)
         if record is None:
             record = JobRecord(draw_incarnation(entropy) if is_new else 0, 0, 0 if is_new else None)
-        claim = Claim(path, job, replace(record, epoch=record.epoch + 1, token=entropy.token()), lock)
+        if after is not None and lock is None and record.token != after.token:
+            raise _claimed_since(job, found, after.epoch)
+        token = entropy.token() if after is None else after.token
+        claim = Claim(path, job, replace(record, epoch=record.epoch + 1, token=token), lock)
         claim.take(is_known=found is not None)
     except BaseException:
         if lock is not None:
             lock.release()
         raise
     return claim
+
+
+def _claimed_since(job: str, found: JobRecord | None, epoch: int) -> PreconditionError:
+    newer = "no epoch" if found is None else f"a newer epoch, {found.epoch}"
+    return PreconditionError(
+        f"job {job!r} was claimed under {newer}; this coordinator has epoch {epoch}",
+        hint="stop this one: another coordinator runs the job",
+        job=job,
+    )
 
 
 def read_record(directory: str, job: str) -> JobRecord | None:

@@ -538,6 +538,38 @@ def test_what_does_not_come_back_ends_the_job(tmp_path, monkeypatch, cause):
     assert flow.recoveries == 0
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_coordinator_that_wakes_does_not_take_the_job_from_the_next_one(tmp_path, monkeypatch, times):
+    """Where checkpoints lie at a URL no lock keeps it out: it finds its hosts gone and goes back to a checkpoint."""
+    monkeypatch.setattr(engine, "LocalHosts", DyingHosts)
+    monkeypatch.setattr(running, "_PAUSES", (0.0, 0.0))
+    chosen = settings(f"file://{tmp_path}/checkpoints")
+    older, newer, recording = Tap(), Tap(), Recording()
+    feed(older, batches(2))
+    feed(newer, batches(4))
+    zombie = engine.start(job(older, recording), name="job", settings=chosen)
+    hosts_of_zombie = DyingHosts.last
+    for _ in range(times - 1):  # it has gone back before, and has claimed the job anew itself
+        tell_lost(zombie, hosts_of_zombie)
+    flow = engine.start(job(newer, recording), name="job", settings=chosen)
+    tell_lost(zombie, hosts_of_zombie)
+    with pytest.raises(PreconditionError, match="was claimed under a newer epoch"):
+        zombie.wait(60)
+    newer.close()
+    flow.wait(60)
+    assert flow.recoveries == 0
+    assert visible(recording) == expected_sums(batches(4))
+
+
+def tell_lost(flow, hosts):
+    epoch, recoveries = flow.epoch, flow.recoveries
+    hosts.listener.lost("process 1 is gone")
+    for _ in range(4000):
+        if flow.is_done or (flow.recoveries > recoveries and flow.epoch != epoch and hosts.is_running):
+            break
+        threading.Event().wait(0.005)
+
+
 def start_fenced(monkeypatch, directory):
     monkeypatch.setattr(engine, "LocalHosts", DyingHosts)
     monkeypatch.setattr(running, "_PAUSES", (0.0, 0.0))
