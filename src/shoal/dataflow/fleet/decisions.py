@@ -79,7 +79,7 @@ class _Look:
         self._now = now
         width = specs.decode(progress.spec.encode()).parallelism if progress.spec else 0
         self._names = [COORDINATOR, *(str(number) for number in range(width))]
-        self._parts = Parts(job.job_id, width, facts, is_deployed=bool(progress.spec))
+        self._parts = Parts(job.job_id, width, facts, moves=progress.moves, is_deployed=bool(progress.spec))
         self._report = self._parts.report
 
     # -- ending ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from shoal.core.errors import InvalidError
 from shoal.core.ids import JobId, NodeId
-from shoal.dataflow.fleet.progress import COORDINATOR, workload_of
+from shoal.dataflow.fleet.progress import COORDINATOR, Move, workload_of
 from shoal.dataflow.fleet.reports import CoordinatorReport, HostReport, decode_coordinator, decode_host
 from shoal.jobs.engine import Facts, WorkloadFacts, WorkloadReport
 from shoal.model.phases import WorkloadPhase
@@ -22,6 +22,8 @@ SILENCE = 3.0
 """Seconds without a part after which it is placed anew."""
 STARTING = 10.0
 """Seconds that a part may take to start after it was placed: it is not silent before."""
+MOST_DOUBLED = 3
+"""How often those seconds are doubled for a part that was moved again and again: its machines may be slow."""
 FRESH = 5.0
 """Seconds after which what a process said is no longer true."""
 NEVER_HEARD = 30.0
@@ -36,8 +38,11 @@ _STARTED = frozenset({WorkloadPhase.RUNNING, WorkloadPhase.UNKNOWN})
 class Parts:
     """The coordinator and the task hosts of a job, and what they say."""
 
-    def __init__(self, job_id: JobId, width: int, facts: Facts, *, is_deployed: bool) -> None:
+    def __init__(
+        self, job_id: JobId, width: int, facts: Facts, *, moves: Mapping[str, Move], is_deployed: bool
+    ) -> None:
         self._job_id = job_id
+        self._moves = moves
         self._facts = facts
         self._hosts = [str(number) for number in range(width)]
         #: What the coordinator that is deployed now has said lately.
@@ -94,7 +99,7 @@ class Parts:
         found, said = self.facts_of(COORDINATOR), self._said
         if self.report is not None or found is None or found.phase not in _STARTED:
             return False
-        return _lasted(found) >= (NEVER_HEARD if said is None else STARTING)
+        return _lasted(found) >= (NEVER_HEARD if said is None else self._starting(COORDINATOR))
 
     def silent(self) -> Mapping[str, str]:
         """The parts to place anew, and why."""
@@ -143,7 +148,12 @@ class Parts:
     def _is_settled(self, part: str) -> bool:
         """Whether a task host has had the time to start where it is."""
         found = self.facts_of(part) if part in self._hosts and self.has_node(part) else None
-        return found is not None and _lasted(found) >= STARTING
+        return found is not None and _lasted(found) >= self._starting(part)
+
+    def _starting(self, part: str) -> float:
+        """Seconds that a part may take to start where it is now."""
+        again = self._moves[part].count - 1 if part in self._moves else 0
+        return STARTING * 2.0 ** min(again, MOST_DOUBLED)
 
     def _complaints(self) -> list[HostReport]:
         """What task hosts say about the coordinator that is there now."""

@@ -245,6 +245,19 @@ def test_a_task_host_that_stays_away_is_placed_elsewhere_once():
     assert world.plan["j-host-1"] == moved
 
 
+def test_a_task_host_that_starts_slowly_everywhere_is_given_longer_each_time():
+    world = running()
+    starts = []
+    for moves in range(1, 7):
+        started = world.now
+        while world.progress.revision("1") != f"d1.{moves}":
+            world.run_for(1)
+            world.say(Phase.RECOVERING, missing={"1": 3.5})
+            world.settle()
+        starts.append(world.now - started)
+    assert starts == [1, 10, 20, 40, 80, 80]
+
+
 def test_a_silent_coordinator_is_replaced_under_a_higher_generation():
     world = running()
     first = world.workloads[COORDINATOR]
