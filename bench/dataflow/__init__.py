@@ -34,7 +34,7 @@ def measure_all(scale: Scale, run: int, note: Note) -> dict[str, float]:
     found |= measures.measure_stalled()
     found |= measures.measure_kafka(scale, note)
     if run == 0:
-        found |= measures.measure_nexmark(scale, note)
+        found |= measures.measure_nexmark(scale, note) | measures.measure_nexmark_flink(scale, note)
     return found
 
 
@@ -61,5 +61,8 @@ AREA = Area(
     measure=measure,
     packages=("pyarrow", "numpy", "duckdb", "confluent-kafka", "arro3-io", "rocksdict"),
     peers=ALL,
-    parts={name: _part(name) for name in ("processes", "morsels", "checkpoints", "nexmark", "kafka-processes")},
+    parts={
+        name: _part(name)
+        for name in ("processes", "morsels", "checkpoints", "nexmark", "nexmark-flink", "kafka-processes")
+    },
 )

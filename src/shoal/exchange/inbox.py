@@ -1,8 +1,9 @@
 """The receiving end of a task's channels: a queue for each, bounded by bytes, read by one thread.
 
 Tasks of the same process put into it directly; connections deliver into it what came from elsewhere. A batch waits for
-room (or its remote sender for credit), a control frame never does. `get` is fair over the channels; readers with other
-rules, such as the alignment of barriers, override `_take`.
+room (or its remote sender for credit), a control frame never does. Channels take turns: the one whose next item has
+waited longest is read first. So a busy channel holds no other up, and what one task sends by several channels is read
+in about the order in which it was sent. Readers with other rules, such as the alignment of barriers, override `_take`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Queue:
         "items",
         "origin",
         "received_bytes",
+        "turn",
         "used",
         "writable",
     )
@@ -68,6 +70,8 @@ class Queue:
     def __init__(self, writable: threading.Condition) -> None:
         self.items: deque[tuple[Item | _Failure, int]] = deque()
         self.used = 0
+        #: When its first item came to be the first, counted over all channels of the inbox.
+        self.turn = 0
         #: Bytes of all batches that came, and how long its writer has waited for room.
         self.received_bytes = 0
         self.blocked_seconds = 0.0
@@ -112,6 +116,10 @@ class Queue:
         return item, size
 
 
+def _turn_of(queue: Queue) -> int:
+    return queue.turn
+
+
 def _weight(frame: Control) -> int:
     return 1 + len(frame.body) // _FRAME_BYTES
 
@@ -127,7 +135,7 @@ class BaseInbox(Generic[Read]):
         self._readable = threads.condition(self._lock)
         self._queues = [Queue(threads.condition(self._lock)) for _ in range(channels)]
         self.capacity = capacity
-        self._turn = 0
+        self._turns = 0
         self._woken = False
         self._cancelled = False
         #: What was read of remote channels and their senders were not told yet: told outside of the lock.
@@ -198,10 +206,20 @@ class BaseInbox(Generic[Read]):
     def _append(self, queue: Queue, item: Item, size: int) -> None:
         if queue.controls >= MOST_WAITING:
             raise BadFrameError("control frames", queue.controls, f"must be read before {MOST_WAITING:,} wait")
-        queue.append(item, size)
         if isinstance(item, End):
             queue.ended = True
+        self._put(queue, item, size)
+
+    def _put(self, queue: Queue, item: Item | _Failure, size: int) -> None:
+        if not queue.items:
+            self._give_turn(queue)
+        queue.append(item, size)
         self._readable.notify()
+
+    def _give_turn(self, queue: Queue) -> None:
+        """It has a first item from now on, and is read after those that had one before."""
+        self._turns += 1
+        queue.turn = self._turns
 
     def fail(self, index: int, error: ShoalError) -> None:
         """The sender failed or was lost: reading behind what it sent raises this. Nothing after the end."""
@@ -210,8 +228,7 @@ class BaseInbox(Generic[Read]):
             if queue.ended or queue.failure is not None:
                 return
             queue.failure = error
-            queue.append(_Failure(error), 0)
-            self._readable.notify()
+            self._put(queue, _Failure(error), 0)
 
     def wake_writer(self, index: int) -> None:
         """Let a writer that waits look again whether it was closed."""
@@ -278,17 +295,13 @@ class BaseInbox(Generic[Read]):
         return woken
 
     def _next(self) -> Queue | None:
-        """The next queue with something in it, in turn."""
-        count = len(self._queues)
-        for step in range(count):
-            index = (self._turn + step) % count
-            if self._queues[index].items:
-                self._turn = (index + 1) % count
-                return self._queues[index]
-        return None
+        """The queue whose turn it is."""
+        return min((queue for queue in self._queues if queue.items), key=_turn_of, default=None)
 
     def _pop(self, queue: Queue) -> Item:
         item, size = queue.pop()
+        if queue.items:
+            self._give_turn(queue)
         if size and queue.origin is not None:
             self._read.append((queue.origin, size))
         if isinstance(item, _Failure):

@@ -43,7 +43,6 @@ def all_sound(found: dict[str, float]) -> bool:
 def test_every_figure_without_kafka_and_peers_gets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "_memory_peers", lambda *_: {})
     monkeypatch.setattr(measures, "_processes_peers", lambda *_: {})
-    monkeypatch.setattr(measures, "_nexmark_peers", lambda *_: {})
     notes: list[str] = []
     found = measures.measure_memory(SMALL, notes.append) | measures.measure_morsels(SMALL)
     found |= measures.measure_planning() | measures.measure_log(SMALL) | measures.measure_starts(SMALL)

@@ -145,19 +145,17 @@ class AlignedInbox(BaseInbox[Received]):
 
     def _choose(self) -> int | None:
         preferred = self._useful()
-        count = len(self._queues)
-        for step in range(count):
-            index = (self._turn + step) % count
-            queue = self._queues[index]
+        chosen: int | None = None
+        for index, queue in enumerate(self._queues):
             if queue.failure is not None:
                 raise queue.failure  # also behind a barrier: what was sent before is read again after the restart
             if not queue.items or self._aligned[index]:
                 continue
             if preferred and self._ports[index] not in preferred and _holds_batch(queue):
                 continue
-            self._turn = (index + 1) % count
-            return index
-        return None
+            if chosen is None or queue.turn < self._queues[chosen].turn:
+                chosen = index
+        return chosen
 
     def _useful(self) -> frozenset[int]:
         """The preferred ports, or none.

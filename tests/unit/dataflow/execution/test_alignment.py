@@ -103,6 +103,22 @@ def test_channels_are_read_in_turn():
     assert [channel for channel, _element in drain(inbox)] == [0, 1, 2] * 3
 
 
+def test_what_was_sent_by_several_channels_is_read_in_that_order():
+    inbox = AlignedInbox([0, 1], capacity=1 << 20)
+    for value in range(3):
+        for channel in (1, 0):
+            put(inbox, channel, batch(value))
+    assert [channel for channel, _element in drain(inbox)] == [1, 0] * 3
+
+
+def test_a_busy_channel_holds_no_other_up():
+    inbox = AlignedInbox([0, 0], capacity=1 << 20)
+    for value in range(4):
+        put(inbox, 0, batch(value))
+    put(inbox, 1, batch(9))
+    assert [channel for channel, _element in drain(inbox)] == [0, 1, 0, 0, 0]
+
+
 def test_preferred_ports_are_read_first_and_others_not_at_all():
     inbox = AlignedInbox([0, 1], capacity=1 << 20)
     put(inbox, 0, batch(1))
