@@ -150,6 +150,25 @@ def test_a_batch_is_cut_without_loss_and_in_order(rows, parallelism, total):
     assert sum(part.num_rows for _task, part in parts) == len(rows)
 
 
+@pytest.mark.parametrize("parallelism", [2, 3, 100])
+def test_a_large_batch_is_cut_without_loss_and_in_order(parallelism: int):
+    rows = 50_000
+    tasks = np.random.default_rng(3).integers(0, parallelism, rows)
+    batch = pa.record_batch({"row": pa.array(np.arange(rows)), "task": pa.array(tasks)})
+    parts = partition(batch, tasks, parallelism)
+    assert [task for task, _part in parts] == list(range(parallelism))
+    for task, part in parts:
+        assert part["row"].to_numpy().tolist() == np.flatnonzero(tasks == task).tolist()
+        assert set(part["task"].to_pylist()) == {task}
+
+
+def test_the_hash_of_a_row_does_not_depend_on_the_rows_around_it():
+    numbers = pa.array(np.random.default_rng(4).integers(-(2**62), 2**62, 50_000))
+    whole = hash_array(numbers)
+    pieces = [hash_array(numbers.slice(start, 1_000)) for start in range(0, len(numbers), 1_000)]
+    assert np.array_equal(whole, np.concatenate(pieces))
+
+
 def test_a_batch_of_one_task_is_not_copied():
     batch = pa.record_batch({"k": ["a", "a"]})
     ((task, part),) = partition(batch, np.array([2, 2]), 4)
