@@ -16,7 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shoal.core import faults
+import numpy as np
+import pyarrow as pa
+
+from shoal.core import faults, files
 from shoal.core.clock import SystemClock
 from shoal.dataflow.checkpoint.messages import Report, TaskId
 from shoal.dataflow.connectors.topics.brokers import add_settings
@@ -142,6 +145,7 @@ def run_host(
         host = TaskHost(plan, build.share, coordinator, clock=SystemClock(), copies=copies)
         host.listen(endpoint)
         coordinator.send(HostListens(endpoint.address))
+        load_libraries(folder)
         connect = coordinator.receive()
         if not isinstance(connect, ConnectTasks):
             return 1
@@ -176,6 +180,12 @@ def run_host(
         coordinator.send(HostEnded(host.counts()))
         _wait_for_end.wait(60)
     return 0
+
+
+def load_libraries(folder: str) -> None:
+    """Load what the first file and the first array would load: while other hosts build, not while rows wait."""
+    files.exists(folder)
+    pa.array(np.zeros(1))
 
 
 def _live(coordinator: _Coordinator, is_built: threading.Event) -> None:

@@ -1,0 +1,36 @@
+"""What a task host has loaded when its tasks start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PROGRAM = """
+import sys
+from shoal.dataflow.execution.hosts.host_process import load_libraries
+import numpy as np, pyarrow as pa
+from shoal.core.clock import SystemClock
+from shoal.dataflow.connectors.files.sources import ParquetSource
+
+folder = sys.argv[1]
+load_libraries(folder)
+before = set(sys.modules)
+source = ParquetSource(folder)
+reader = source.open_reader(source.find_splits(), source.find_schema(), clock=SystemClock())
+assert reader.fetch(max_rows=10, timeout=0.0).batch.num_rows == 3
+reader.close()
+pa.array(np.arange(3))
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def test_a_task_that_reads_a_file_and_makes_an_array_loads_no_more_libraries(tmp_path: Path):
+    pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "rows.parquet")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert not {"fsspec", "numpy"} & set(done.stdout.split())
