@@ -3,7 +3,7 @@
 Cutting copies nothing. Each worker has operators of its own and a deque of morsels; one that has none left takes from
 the other end of another's. Rows come out in the order in which they came in. It is an option
 (`FlowSettings.morsel_workers`): what it is worth depends on how long kernels run outside of the interpreter's lock. So
-a step tries both ways, sharing a batch out and working on it alone, and stays with the quicker one. Built by
+a step works alone while a batch costs little; else it tries both ways, and stays with the quicker one. Built by
 `shoal.dataflow.execution.building`, called as an operator.
 """
 
@@ -41,10 +41,13 @@ def find_workers(asked: int, environment: Mapping[str, str]) -> int:
 
 
 def rows_of_morsel(batch: Batch, workers: int) -> int:
-    """Rows of a morsel of a batch: what fits into a cache, and a share for every worker where there is enough."""
-    width = max(1.0, batch.nbytes / max(1, batch.num_rows))
-    share: int = -(-batch.num_rows // workers)
-    return max(_LEAST_ROWS, min(int(_CACHE_BYTES / width), share))
+    """Rows of a morsel of a batch: what fits into a cache, and equally many morsels for every worker.
+
+    With one more for some of them the others would have nothing to do meanwhile.
+    """
+    each = max(1, -(-int(batch.nbytes) // (_CACHE_BYTES * workers)))
+    rows: int = -(-batch.num_rows // (each * workers))
+    return max(_LEAST_ROWS, rows)
 
 
 def find_runs(stage: Stage, outputs: Sequence[Edge]) -> list[range]:
@@ -175,40 +178,44 @@ class _Round:
         self._done.wait()
 
 
-#: Batches that each way is tried with at first; the first of them warms caches up.
+#: Batches that each way is tried with at first, and that say what it costs.
 _TRIALS = 3
 #: After so many batches the other way is tried again.
 _STAY = 100
-#: Sharing has to be so much quicker: what it uses of other cores is then worth it.
-_GAIN = 0.95
+#: Sharing begins when it takes at most so much of the time that working alone takes: it uses other cores for that.
+_GAIN = 0.85
+#: And it goes on while it takes at most so much: times vary, and the two must not take turns.
+_LOSS = 0.95
+#: Seconds of a batch that is not shared out, nor tried to: to wake others and to wait for them costs a part of that.
+_LITTLE = 0.001
 
 
 class Choice:
-    """Whether batches are shared out, decided by what rows cost in both ways. Pure."""
+    """Whether batches are shared out, decided by what rows cost in both ways. Pure.
+
+    A task begins alone. Steps that cost little are never shared out, so they cost no more than without workers.
+    """
 
     def __init__(self) -> None:
         self._count = 0
-        self._costs: dict[bool, float] = {}
-        self._shares = True
+        #: What a row cost in the last batches of each way. The least of them counts: others waited for a core.
+        self._alone: deque[float] = deque(maxlen=_TRIALS)
+        self._shared: deque[float] = deque(maxlen=_TRIALS)
+        self._shares = False
 
-    def next(self) -> bool:
-        """Whether the next batch is shared out."""
-        if self._count < 2 * _TRIALS:
-            return self._count < _TRIALS
+    def next(self, rows: int) -> bool:
+        """Whether the next batch, of so many rows, is shared out."""
+        if len(self._alone) < _TRIALS or min(self._alone) * rows < _LITTLE:
+            return False
         is_trial = self._count % _STAY == 0
-        return self._shares is not is_trial
+        return len(self._shared) < _TRIALS or self._shares is not is_trial
 
     def took(self, is_shared: bool, seconds: float, rows: int) -> None:
         """What a batch cost."""
         self._count += 1
-        if self._count in (1, _TRIALS + 1):
-            return
-        cost = seconds / max(1, rows)
-        if self._count <= 2 * _TRIALS:
-            cost = min(cost, self._costs.get(is_shared, cost))
-        self._costs[is_shared] = cost
-        if self._count >= 2 * _TRIALS:
-            self._shares = self._costs[True] <= _GAIN * self._costs[False]
+        (self._shared if is_shared else self._alone).append(seconds / max(1, rows))
+        if len(self._alone) == len(self._shared) == _TRIALS:
+            self._shares = min(self._shared) <= (_LOSS if self._shares else _GAIN) * min(self._alone)
 
 
 class MorselStep(StepOperator):
@@ -242,11 +249,13 @@ class MorselStep(StepOperator):
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Run the steps over a batch."""
         workers = len(self._pipelines)
-        rows = 0 if workers == 1 else self._rows or rows_of_morsel(batch, workers)
-        if not rows or batch.num_rows < 2 * rows:
+        rows = self._rows or rows_of_morsel(batch, workers)
+        if workers == 1 or batch.num_rows < 2 * rows:
             made = self._pipelines[0].run(batch)
+        elif self._rows:
+            made = self._run_shared(batch, rows)
         else:
-            is_shared, began = self._choice.next(), self._clock.monotonic()
+            is_shared, began = self._choice.next(batch.num_rows), self._clock.monotonic()
             made = self._run_shared(batch, rows) if is_shared else self._pipelines[0].run(batch)
             self._choice.took(is_shared, self._clock.monotonic() - began, batch.num_rows)
         for each in made:

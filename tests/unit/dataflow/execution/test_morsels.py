@@ -122,6 +122,7 @@ def numbers(rows: int, columns: int = 1) -> pa.RecordBatch:
 def test_a_morsel_fits_into_a_cache_and_every_worker_has_one():
     assert rows_of_morsel(numbers(65_536), 2) == 32_768
     assert rows_of_morsel(numbers(65_536, columns=8), 2) == 8_192  # 512 KB
+    assert rows_of_morsel(numbers(65_536, columns=5), 2) == 10_923  # three for each, not three and two
     assert rows_of_morsel(numbers(65_536, columns=100), 2) == 4_096
     assert rows_of_morsel(numbers(10), 4) == 4_096
 
@@ -156,7 +157,7 @@ def choose(alone: float, shared: float, batches: int = 400) -> list[bool]:
     """Which batches were shared out, when rows cost so much in both ways."""
     choice, found = Choice(), []
     for _ in range(batches):
-        is_shared = choice.next()
+        is_shared = choice.next(1000)
         found.append(is_shared)
         choice.took(is_shared, 1000 * (shared if is_shared else alone), 1000)
     return found
@@ -166,12 +167,29 @@ def test_the_quicker_way_is_chosen_and_the_other_one_tried_again_from_time_to_ti
     assert 390 <= sum(choose(alone=2, shared=1)) < 400
     assert 0 < sum(choose(alone=1, shared=2)) <= 10
     assert sum(choose(alone=1, shared=0.99)) <= 10  # not worth another core
-    assert sum(choose(alone=0, shared=0)) > 390  # a clock that stands still
+    assert not any(choose(alone=0.9e-6, shared=0))  # a batch that costs so little
+
+
+def test_a_batch_that_waited_for_a_core_changes_nothing():
+    choice = Choice()
+    for batch in range(90):
+        is_shared = choice.next(1)
+        choice.took(is_shared, 50 if batch % 3 == 0 else 1 if is_shared else 2, 1)
+    assert choice.next(1)
+
+
+def test_the_two_ways_do_not_take_turns_while_they_cost_about_the_same():
+    choice, found = Choice(), []
+    for batch in range(90):
+        is_shared = choice.next(1)
+        found.append(is_shared)
+        choice.took(is_shared, (0.8 if batch < 30 else 0.9) if is_shared else 1, 1)
+    assert found == [False] * 3 + [True] * 87
 
 
 def test_a_way_that_became_quicker_is_taken():
     choice = Choice()
     for batch in range(950):
-        is_shared = choice.next()
+        is_shared = choice.next(1)
         choice.took(is_shared, 2 if is_shared == (batch < 300) else 1, 1)
-    assert choice.next()
+    assert choice.next(1)
