@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import io
 import os
 import posixpath
@@ -112,13 +113,19 @@ def locate(path: str) -> Place:
     match = SCHEME.match(url)
     scheme = match["scheme"].lower() if match else "file"
     if scheme in ("file", "local"):
-        from fsspec.implementations.local import LocalFileSystem
-
         local = url[match.end() :] if match else url
-        return Place("file", LocalFileSystem(), os.path.abspath(local), path)  # noqa: PTH100 - drivers take text
+        return Place("file", _local_driver(), os.path.abspath(local), path)  # noqa: PTH100 - drivers take text
     driver, inner = _connect(scheme, url)
     driver.invalidate_cache()  # other processes write, too
     return Place(scheme, driver, inner, path)
+
+
+@functools.cache
+def _local_driver() -> AbstractFileSystem:
+    """Kept: fsspec looks for it among its drivers each time, which costs more than most calls of it."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    return LocalFileSystem()
 
 
 def normal(path: str) -> str:
