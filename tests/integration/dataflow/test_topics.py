@@ -10,7 +10,9 @@ import pytest
 
 from shoal.core import faults
 from shoal.core.clock import SystemClock
-from shoal.core.errors import InvalidError, NotFoundError, UnavailableError
+from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
+from shoal.dataflow.checkpoint.claim import claim_job
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.topics import brokers
 from shoal.dataflow.connectors.topics.brokers import is_kafka, topics_of
@@ -177,6 +179,22 @@ def test_a_start_that_stood_still_and_was_taken_for_dead_begins_again(broker, tm
     engine.run(job(broker), name="job", settings=settings(tmp_path))
     assert next(left, None) is None
     assert sums(read(broker)) == EXPECTED
+
+
+@pytest.mark.parametrize("point", ["dataflow.start.fenced", "dataflow.recover.before"])
+def test_a_start_that_stood_still_does_not_take_the_job_from_the_next_one(broker, tmp_path, point):
+    """Where checkpoints lie at a URL no lock keeps it out."""
+    fill(broker)
+    directory = f"file://{tmp_path}/checkpoints"
+
+    def stand_still(_name: str) -> None:
+        faults.disarm_all()
+        claim_job(directory, "job", SystemEntropy(), is_new=False)
+        declare_dead(broker)
+
+    faults.arm(point, stand_still)
+    with pytest.raises(PreconditionError, match="was claimed under a newer epoch, 2; this coordinator has epoch 1"):
+        engine.run(job(broker), name="job", settings=FlowSettings(checkpoint=CheckpointSettings(directory=directory)))
 
 
 def test_a_start_that_is_fenced_again_and_again_says_so(broker, tmp_path):

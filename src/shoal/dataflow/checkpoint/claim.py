@@ -56,6 +56,15 @@ class JobRecord:
         return Branch(self.incarnation, self.base, self.highest)
 
 
+@dataclass(slots=True)
+class Claimant:
+    """One coordinator, which claims its job anew each time it starts or recovers it."""
+
+    token: str
+    #: Of its last claim; 0 before the first.
+    epoch: int = 0
+
+
 class JobRunsError(PreconditionError):
     """Another process runs the job."""
 
@@ -137,13 +146,13 @@ class Claim:
             log.warning("job %s: epoch %d is not recorded: %s", self._job, self._record.epoch, error)
 
 
-def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool, after: JobRecord | None = None) -> Claim:
+def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool, claimant: Claimant | None = None) -> Claim:
     """Claim a job whose checkpoints are in a directory. `is_new` says that there are none.
 
-    `after` is an earlier claim of the same coordinator, which stood still perhaps: it must not take the job from one
-    that has claimed it since. Raises `PreconditionError` then, and when the job runs already, here or in another
-    process.
+    Raises `PreconditionError` when it is running already, here or in another process. A claimant that has claimed it
+    before, and stood still perhaps, does not take it from one that has claimed it since.
     """
+    claimant = claimant or Claimant(entropy.token())
     folder = files.join(directory, job)
     lock = None if "://" in folder else _lock(folder, directory, job)
     path = files.join(folder, _RECORD)
@@ -151,11 +160,11 @@ def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool, after
         found = record = _read(path, job)
         if record is None:
             record = JobRecord(draw_incarnation(entropy) if is_new else 0, 0, 0 if is_new else None)
-        if after is not None and lock is None and record.token != after.token:
-            raise _claimed_since(job, found, after.epoch)
-        token = entropy.token() if after is None else after.token
-        claim = Claim(path, job, replace(record, epoch=record.epoch + 1, token=token), lock)
+        if claimant.epoch and lock is None and record.token != claimant.token:
+            raise _claimed_since(job, found, claimant.epoch)
+        claim = Claim(path, job, replace(record, epoch=record.epoch + 1, token=claimant.token), lock)
         claim.take(is_known=found is not None)
+        claimant.epoch = claim.record.epoch
     except BaseException:
         if lock is not None:
             lock.release()

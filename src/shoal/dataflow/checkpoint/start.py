@@ -16,7 +16,7 @@ from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ShoalError
 from shoal.core.faults import reach
-from shoal.dataflow.checkpoint.claim import Claim, JobRecord, claim_job, draw_incarnation
+from shoal.dataflow.checkpoint.claim import Claim, Claimant, claim_job, draw_incarnation
 from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout
 from shoal.dataflow.checkpoint.restore import Choice, Refusal, SinkFacts, StartFacts, StartRequest, check_match, choose
 from shoal.dataflow.checkpoint.savepoints import number_of_savepoint
@@ -66,15 +66,12 @@ def start_job(
     stateful: frozenset[str],
     clock: Clock,
     entropy: Entropy | None = None,
-    after: JobRecord | None = None,
+    claimant: Claimant | None = None,
 ) -> StartedJob:
-    """Start a job, the first time or `after` an earlier claim of this process.
-
-    Raises `PreconditionError` when it runs already, or when going on would double output.
-    """
+    """Start a job. Raises `PreconditionError` when it runs already, or when going on would double output."""
     chance = entropy or SystemEntropy()
     storage = CheckpointStorage(settings.directory, job, keep=settings.keep)
-    claim = claim_job(settings.directory, job, chance, is_new=storage.is_empty(), after=after)
+    claim = claim_job(settings.directory, job, chance, is_new=storage.is_empty(), claimant=claimant)
     start = _Start(job, settings, storage, claim)
     try:
         reach("dataflow.start.claimed")

@@ -15,9 +15,10 @@ from typing import Any
 
 from shoal.core import files
 from shoal.core.clock import Clock
+from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import DeadlineError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.threads import threads_of
-from shoal.dataflow.checkpoint.claim import JobRecord
+from shoal.dataflow.checkpoint.claim import Claimant
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Command, Report, SourceTime, StopReading, TaskId
 from shoal.dataflow.checkpoint.protocol import Members, Rules
@@ -128,8 +129,7 @@ class RunningFlow:
         self._began = clock.monotonic()
         self._ended: float | None = None
         self._job: StartedJob | None = None
-        #: The record of the last claim: one that is made after it must not take the job from another coordinator.
-        self._claimed: JobRecord | None = None
+        self._claimant = Claimant(SystemEntropy().token())
         #: Of the last job that was started; it stays when that has ended.
         self._storage: CheckpointStorage | None = None
         nodes = [step.node for stage in self.plan.stages for step in stage.steps]
@@ -201,16 +201,19 @@ class RunningFlow:
         layout, sinks, stateful = layout_of(self.plan), self._planned_sinks(), stateful_uids(self.plan)
         while True:
             try:
-                started = start_job(
-                    self.name, checkpoint, layout, sinks, stateful=stateful, clock=self._clock, after=self._claimed
+                return start_job(
+                    self.name,
+                    checkpoint,
+                    layout,
+                    sinks,
+                    stateful=stateful,
+                    clock=self._clock,
+                    claimant=self._claimant,
                 )
             except FencedError as error:
                 if self._are_fenced_too_often():
                     raise
                 log.warning("job %s was fenced while it started, and starts again: %s", self.name, error)
-            else:
-                self._claimed = started.claim.record
-                return started
 
     def _planned_sinks(self) -> list[PlannedSink]:
         return [
