@@ -13,7 +13,7 @@ from shoal.core.threads import SYSTEM, Threads
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.execution.alignment import AlignedInbox
 from shoal.dataflow.execution.chain import Router, Share
-from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.elements import GROUP, Batch
 from shoal.dataflow.language.keys import key_groups, partition, tasks_of
 from shoal.dataflow.plan.physical import Edge, Exchange, PhysicalPlan
 from shoal.exchange.base import Endpoint, Sender
@@ -112,7 +112,9 @@ def share_of(edge: Edge, subtask: int, width: int, total: int) -> Share:
 
 
 def _share_by_key(keys: tuple[str, ...], width: int, total: int, batch: Batch) -> Iterable[tuple[int, Batch]]:
-    return partition(batch, tasks_of(key_groups(batch, keys, total), width, total), width)
+    known = batch.schema.get_field_index(GROUP)
+    groups = key_groups(batch, keys, total) if known < 0 else batch.column(known).to_numpy()
+    return partition(batch, tasks_of(groups, width, total), width)
 
 
 class _Turns:

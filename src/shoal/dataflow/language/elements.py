@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 TIME: Final = "__time"
 #: The trace that a row belongs to, nullable binary. There when the source has it.
 TRACE: Final = "__trace"
+#: The key group of a row, int32. There between the two halves of an aggregate, where the first has it by its keys.
+GROUP: Final = "__group"
 #: What a changing result does to the one before: +I -U +U -D. There on streams of changes, and seen by users as `op`.
 CHANGE: Final = "op"
 

@@ -2,8 +2,9 @@
 
 It keeps nothing from batch to batch and judges no row as late, because the task behind the exchange may be less far in
 time than this one. `WindowAggregate` and `RunningAggregate` with a grouping that says `is_partial` take its output:
-keys, the start of the pane as event time, and what the accumulators keep. Rows that turn out to be late there are
-counted, but can no longer go to a side output: where `late` is read, rows must go through the exchange as they are.
+keys with their key group, the start of the pane as event time, and what the accumulators keep. Rows that turn out to be
+late there are counted, but can no longer go to a side output: where `late` is read, rows must go through the exchange
+as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from shoal.dataflow.language.elements import TIME, Batch, Schema
+from shoal.dataflow.language.elements import GROUP, TIME, Batch, Schema
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
@@ -21,6 +22,7 @@ from shoal.dataflow.operators.base import Context, Output, StepOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.grouping import INPUT_SCHEMA, Grouping
 from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.windows.packed import block_of
 
 #: The keys are remembered only because finding known ones is quicker; with more than these it begins anew.
 _MAX_KEYS = 65_536
@@ -76,11 +78,14 @@ class PartialAggregate(StepOperator):
         return found * self._window.pane, places
 
     def _assemble(self, plan: AggregatePlan, sparse: Sparse, starts: Integers, capacity: int) -> Batch:
-        keys = self._index.take(sparse.cells % capacity)
-        arrays = [*keys, pa.array(starts[sparse.cells // capacity]), *plan.to_arrow(sparse)]
+        block = block_of(starts, sparse, capacity)
+        slots = block.sparse.cells
+        keys = self._index.take(slots)
+        groups = self._index.groups(slots, self._context.key_groups.total).astype(np.int32)
+        arrays = [*keys, pa.array(groups), pa.array(block.panes), *plan.to_arrow(sparse)]
         if self._schema is None:
             fields = [pa.field(name, array.type) for name, array in zip(self._grouping.keys, keys, strict=True)]
             metadata = {INPUT_SCHEMA: plan.schema.serialize().to_pybytes()}
-            fields += [pa.field(TIME, pa.int64()), *plan.state_fields()]
+            fields += [pa.field(GROUP, pa.int32()), pa.field(TIME, pa.int64()), *plan.state_fields()]
             self._schema = pa.schema(fields, metadata=metadata)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

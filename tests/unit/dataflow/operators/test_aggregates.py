@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError
-from shoal.dataflow.language.elements import CHANGE, START_OF_TIME, TIME
+from shoal.dataflow.language.elements import CHANGE, GROUP, START_OF_TIME, TIME
+from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow
 from shoal.dataflow.operators.counts import CountAggregate
@@ -22,7 +23,7 @@ from shoal.dataflow.operators.partial import PartialAggregate
 from shoal.dataflow.operators.running import RunningAggregate
 from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
-from tests.unit.dataflow.operators.driving import Collected, Fleet, HandClock, batch_of, cut
+from tests.unit.dataflow.operators.driving import TOTAL, Collected, Fleet, HandClock, batch_of, cut
 from tests.unit.dataflow.operators.test_windows import ALL, canonical, result_of, rows_strategy, sizes_strategy
 
 restarts_strategy = st.dictionaries(st.integers(0, 10), st.integers(1, 4), max_size=3)
@@ -397,6 +398,23 @@ def test_partial_results_add_up_without_a_window():
     numbered = [(key, (time, time, value)) for time, key, value in rows]
     expected = [(key, *result_of([row for other, row in numbered if other == key])) for key in "abc"]
     assert canonical(final.out.rows()) == canonical(expected)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"key": pa.array(["a", None, "", "a", "ünï"])},
+        {"key": pa.array([1.0, -0.0, 0.0, float("nan"), None])},
+        {"key": pa.array([1, 2, 3, None, 2**40]), "other": pa.array(["x", "y", "x", None, "z"]).dictionary_encode()},
+        {"key": pa.array([True, False, None, True, False])},
+    ],
+)
+def test_partial_results_have_the_key_group_of_their_key(keys):
+    grouping = Grouping(keys=tuple(keys), aggregations=(Aggregation("rows", "*", "count"),))
+    partial = Fleet(lambda: PartialAggregate(grouping=grouping), [tuple(keys)])
+    partial.feed(pa.record_batch({**keys, TIME: pa.array(range(5))}))
+    (batch,) = partial.out.batches
+    assert batch.column(GROUP).to_pylist() == key_groups(batch, tuple(keys), TOTAL).tolist()
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from shoal.dataflow.language.logical import Aggregation
 from shoal.dataflow.language.windows import Firing, SlidingWindow
 from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.grouping import Grouping
+from shoal.dataflow.operators.partial import PartialAggregate
 from shoal.dataflow.operators.windows import ranges
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from shoal.dataflow.operators.windows.packed import PackedPanes
@@ -185,6 +186,36 @@ def test_what_is_called_does_not_grow_with_the_windows(monkeypatch, aggregations
         return made + len(fleet.out.batches)
 
     assert calls(2_000) <= 20
+
+
+def test_parts_of_a_few_panes_each_are_put_together_at_once(monkeypatch):
+    grouping = Grouping(keys=("key",), aggregations=WHOLE)
+    first_half = PartialAggregate(grouping=grouping, window=SlidingWindow(10, 10))
+    before = Fleet(lambda: first_half, [("key",)], max_rows=100_000)
+    for first in range(0, 1200, 60):
+        before.feed(batch_of([(time, "ab"[time % 2], time) for time in range(first, first + 60)]))
+    made = 0
+
+    def counted(original: Any) -> Any:
+        def call(self: Any, *arguments: Any, **named: Any) -> None:
+            nonlocal made
+            made += 1
+            original(self, *arguments, **named)
+
+        return call
+
+    final = Grouping(keys=("key",), aggregations=WHOLE, is_partial=True)
+    second_half = WindowAggregate(grouping=final, window=SlidingWindow(10, 10))
+    behind = Fleet(lambda: second_half, [("key",)], max_rows=100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "__init__", counted(Store.__init__))
+        patch.setattr(Pane, "__init__", counted(Pane.__init__))
+        for batch in before.out.batches:
+            behind.feed(batch)
+        behind.end()
+    assert len(before.out.batches) == 20
+    assert len(behind.out.rows()) == 240
+    assert made <= 10
 
 
 def test_two_rows_in_very_many_windows_are_few_batches():

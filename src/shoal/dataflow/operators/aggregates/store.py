@@ -109,6 +109,11 @@ def combine(specs: Sequence[AccumulatorSpec], pieces: Sequence[Sparse | Rows], c
         return Store(specs).take(np.zeros(0, np.int64))
     if len(filled) == 1 and isinstance(filled[0], Sparse):
         return in_order(filled[0])
+    if sum(len(piece.cells) for piece in filled) >= capacity:  # cells that are mostly there need no other numbers
+        store = Store(specs, capacity)
+        for piece in filled:
+            store.add(piece)
+        return store.take(store.present())
     found, places = _union([piece.cells for piece in filled], capacity)
     store = Store(specs, len(found))
     for piece, at in zip(filled, places, strict=True):

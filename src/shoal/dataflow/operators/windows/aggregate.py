@@ -67,6 +67,7 @@ class WindowAggregate(Aggregating):
         super().__init__(grouping)
         self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
         self._window = window
+        self._is_tumbling = window.size == window.slide
         self._firing = firing or Firing()
         self._emitted = None if self._firing == Firing() else EmittedResults()
         self._index = KeyIndex(grouping.keys)
@@ -120,7 +121,9 @@ class WindowAggregate(Aggregating):
         if self._emitted is not None:
             for end in list(bounds.due_ends(self._window, self._pane_order(), before, time)):
                 self._fire(end, out)
-        elif self._window.size == self._window.slide:
+        elif self._is_tumbling:
+            if before // self._window.size == time // self._window.size:
+                return
             self._fire_tumbling(out)
         else:
             self._fire_sliding(before, out)
@@ -192,7 +195,7 @@ class WindowAggregate(Aggregating):
         """All panes, of which there is one at least. They are here no longer."""
         plan = self._plan_there()
         found = self._all_panes(plan)
-        self._panes, self._order, self._packed = {}, [], PackedPanes(plan.specs)
+        self._panes, self._order, self._packed = {}, [], self._no_packed(plan)
         if self._is_tracking:
             self._packed.begin_tracking()
         self._index, self._liveness = KeyIndex(self._grouping.keys), Liveness()
@@ -265,11 +268,14 @@ class WindowAggregate(Aggregating):
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)
-        self._packed = PackedPanes(self._plan.specs)
-        if self._window.size != self._window.slide:
+        self._packed = self._no_packed(self._plan)
+        if not self._is_tumbling:
             self._combination = make_combination(self._plan)
             self._matrix = WindowMatrix(self._plan, self._window)
         return self._plan
+
+    def _no_packed(self, plan: AggregatePlan) -> PackedPanes:
+        return PackedPanes(plan.specs, takes_parts=self._grouping.is_partial and self._is_tumbling)
 
     def _without_late(self, batch: Batch, times: Integers, out: Output) -> tuple[Batch, Integers]:
         """Put aside the rows that are late for all of their windows."""
@@ -299,6 +305,9 @@ class WindowAggregate(Aggregating):
             if self._packed:
                 self._firm(distinct_panes([panes]))
             return piece, panes
+        if not self._panes and self._combination is None:
+            self._packed.add(piece, panes, len(self._index))
+            return piece, panes[:0]
         alone = np.isin(panes, self._pane_order()) if self._panes else np.zeros(len(panes), np.bool_)
         if not alone.all():
             rest = np.flatnonzero(~alone)
