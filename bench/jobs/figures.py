@@ -44,7 +44,8 @@ _AGENTS = (
         Figure(
             f"cpu_{count}",
             "CPU s/M rows",
-            f"CPU time of the processes of that job for a million rows, over {count} agent{'s' if count > 1 else ''}.",
+            f"CPU time of the processes of that job for a million rows, over {count} agent{'s' if count > 1 else ''}. "
+            "The start of a task host does not count, only what it uses from when it begins to read.",
             once=True,
         )
         for count in FULL.agents

@@ -27,7 +27,7 @@ from bench.dataflow.processes import on_one_core, run_module
 from bench.figures import percentile
 from bench.jobs.appended import measure_appended
 from bench.jobs.flows import large_state, make_records, settings_in, windowed_sum
-from bench.jobs.rows import MarkedSource, read_marks
+from bench.jobs.rows import MarkedSource, read_marks, read_start_costs
 from bench.jobs.scale import Scale
 from bench.jobs.stage import PATIENCE, SETTLES, Stage, Usage, feeding, running_fleet, until
 from shoal.core.errors import UnavailableError
@@ -136,9 +136,10 @@ async def measure_agents(scale: Scale, note: Note) -> Values:
             async with _sampled(stage, job, count, usage):
                 await stage.wait(job, JobState.FINISHED)
             begin, end = read_marks(place)
-            found[f"cpu_{count}"] = (usage.at(end) - usage.at(begin)) / source.given * M
-    used = [value for value in found.values() if value > 0]
-    return found | {"cpu_growth": 100 * (max(used) / min(used) - 1)}
+            used = usage.between(begin, end, read_start_costs(place))
+            found[f"cpu_{count}"] = used / source.given * M
+    costs = [value for value in found.values() if value > 0]
+    return found | {"cpu_growth": 100 * (max(costs) / min(costs) - 1)}
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Sources whose rows are made in memory by task hosts: so a module of their own, which travels in the bundle.
 
-`MarkedSource` notes when it begins and ends to be read, in files of a folder, by the clock that all processes of a
-machine share. `StateSource` gives each key once and then a row now and then. Used by `bench.jobs.flows`.
+`MarkedSource` notes when it begins and ends to be read, by the clock that all processes of a machine share, and what
+its process has used until then, in files of a folder. `StateSource` gives each key once and then a row now and then.
+Used by `bench.jobs.flows`.
 """
 
 from __future__ import annotations
@@ -91,14 +92,20 @@ class _MarkedReader(RowsReader):
     def _mark(self, what: str) -> None:
         if what not in self._marks:
             self._marks.add(what)
-            (self._folder / f"{what}-{os.getpid()}-{id(self)}").write_text(str(time.monotonic()))
+            noted = f"{time.monotonic()} {time.process_time()}"
+            (self._folder / f"{what}-{os.getpid()}-{id(self)}").write_text(noted)
 
 
 def read_marks(folder: Path) -> tuple[float, float]:
     """When the first task began to read, and when the last was through."""
-    begins = [float(each.read_text()) for each in folder.glob("begin-*")]
-    ends = [float(each.read_text()) for each in folder.glob("end-*")]
+    begins = [float(each.read_text().split()[0]) for each in folder.glob("begin-*")]
+    ends = [float(each.read_text().split()[0]) for each in folder.glob("end-*")]
     return min(begins), max(ends)
+
+
+def read_start_costs(folder: Path) -> dict[int, float]:
+    """The CPU seconds that each process had used when it began to read."""
+    return {int(each.name.split("-")[1]): float(each.read_text().split()[1]) for each in folder.glob("begin-*")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,28 +137,39 @@ async def running_fleet(*, agents: int, slots: int) -> AsyncIterator[Stage]:
 class Usage:
     """CPU seconds and memory of processes over time."""
 
-    samples: list[tuple[float, float]] = field(default_factory=list)
+    #: By process: when it was looked at, and what it had used.
+    samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     #: The most memory that one of them had, in MB of 2^20 bytes.
     memory: float = 0.0
 
     def look(self, pids: Sequence[int]) -> None:
         """Look once."""
-        used = 0.0
         for pid in pids:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                used += sum(process.cpu_times()[:2])
+                used = sum(process.cpu_times()[:2])
                 self.memory = max(self.memory, process.memory_info().rss / (1 << 20))
-        self.samples.append((time.monotonic(), used))
+                self.samples.setdefault(pid, []).append((time.monotonic(), used))
 
-    def at(self, moment: float) -> float:
-        """CPU seconds at a moment, between the two looks around it."""
-        before = [each for each in self.samples if each[0] <= moment]
-        after = [each for each in self.samples if each[0] >= moment]
-        if not before or not after:
-            return (before or after)[-1 if before else 0][1]
-        (start, low), (end, high) = before[-1], after[0]
-        return low if end == start else low + (high - low) * (moment - start) / (end - start)
+    def between(self, begin: float, end: float, starts: Mapping[int, float]) -> float:
+        """CPU seconds of all processes from one moment to another; of those in `starts` from these CPU seconds on.
+
+        A process may start, and be found, when others work already: what it used until it worked does not count.
+        """
+        return sum(
+            max(0.0, _used(samples, end) - starts.get(pid, _used(samples, begin)))
+            for pid, samples in self.samples.items()
+        )
+
+
+def _used(samples: Sequence[tuple[float, float]], moment: float) -> float:
+    """What a process had used at a moment, between the two looks around it."""
+    before = [each for each in samples if each[0] <= moment]
+    after = [each for each in samples if each[0] >= moment]
+    if not before or not after:
+        return (before or after)[-1 if before else 0][1]
+    (start, low), (end, high) = before[-1], after[0]
+    return low if end == start else low + (high - low) * (moment - start) / (end - start)
 
 
 @contextlib.contextmanager
