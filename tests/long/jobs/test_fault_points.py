@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import signal
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -110,6 +111,36 @@ async def test_a_process_stands_still_with_its_agent_and_changes_nothing_when_it
             world.fleet.signal(node, signal.SIGCONT)
         await world.wait_state("Running")
     await world.check()
+
+
+async def test_a_coordinator_that_is_started_again_although_it_was_replaced_claims_nothing(world):
+    """As by its agent, which stood still meanwhile and is the last one to hear of it."""
+    world.feed(400)
+    await world.submit(checkpoints=f"file://{world.folder}/checkpoints")
+    async with world.under_load():
+        await world.wait_output()
+        view, epoch = await world.workload("coordinator"), await world.epoch()
+        start = again(view.run.pid)
+        try:
+            world.fleet.signal(view.assigned_node_id, signal.SIGSTOP)
+            os.kill(view.run.pid, signal.SIGKILL)
+            epoch = (await world.wait_recovered(epoch)).epoch
+            async with asyncio.timeout(LONG):
+                assert await (await start()).wait() == 3
+        finally:
+            world.fleet.signal(view.assigned_node_id, signal.SIGCONT)
+        await world.wait_output(await world.wait_output() + 50)
+        assert await world.epoch() == epoch
+    await world.check()
+
+
+def again(pid: int) -> Callable[[], Awaitable[asyncio.subprocess.Process]]:
+    """What starts a process like this one, also when this one is gone."""
+    of = Path(f"/proc/{pid}")
+    command = (of / "cmdline").read_bytes().split(b"\0")[:-1]
+    environ = dict(each.split(b"=", 1) for each in (of / "environ").read_bytes().split(b"\0") if each)
+    folder = (of / "cwd").readlink()
+    return lambda: asyncio.create_subprocess_exec(*command, env=environ, cwd=folder)
 
 
 async def stopped(world: World, part: str) -> tuple[str, int]:

@@ -129,17 +129,24 @@ class Life:
         while True:
             if self._flow is not None:
                 series.write(self._flow.metrics())
-            try:
-                answer = board.report(encode(self.report()), key_of=self._around.workload_id)
-                self._take_key(answer.key)
-                self._obey(answer)
-            except PreconditionError as error:
-                log.warning("this coordinator was replaced: %s", error.message)
-                os._exit(3)  # the control plane has another one
-            except ShoalError as error:
-                log.info("the control plane is away: %s", error)
+            self.tell_once(board)
             self._changed.wait(REPORT)
             self._changed.clear()
+
+    def tell_once(self, board: Board) -> None:
+        """Tell the control plane how it is. Ends this process when another coordinator has its place.
+
+        Called before the job is claimed, too: an agent that stood still may start a coordinator that was replaced.
+        """
+        try:
+            answer = board.report(encode(self.report()), key_of=self._around.workload_id)
+            self._take_key(answer.key)
+            self._obey(answer)
+        except PreconditionError as error:
+            log.warning("this coordinator was replaced: %s", error.message)
+            os._exit(3)
+        except ShoalError as error:
+            log.info("the control plane is away: %s", error)
 
     def _take_key(self, key: TermKey) -> None:
         """The control plane gives a key for this term, or none to anybody."""
@@ -286,8 +293,10 @@ def main(arguments: list[str]) -> None:
     )
     life = Life(around, spec, hosts, StepTelling(plan.physical, clock), given.deployed_for)
     flow = RunningFlow(spec.name, plan, spec.flow_settings(""), clock, hosts)
+    board = Board(around)
+    life.tell_once(board)
     threading.Thread(target=life.run, args=(flow,), name="job", daemon=True).start()
-    life.tell(Board(around), CoordinatorSeries(folder, given.job, spec.name, clock))
+    life.tell(board, CoordinatorSeries(folder, given.job, spec.name, clock))
 
 
 if __name__ == "__main__":
