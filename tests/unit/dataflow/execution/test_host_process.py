@@ -14,13 +14,13 @@ import pytest
 
 PROGRAM = """
 import sys
-from shoal.dataflow.execution.hosts.host_process import load_libraries
+from shoal.dataflow.execution.hosts.host_process import prepare_libraries
 import numpy as np, pyarrow as pa
 from shoal.core.clock import SystemClock
 from shoal.dataflow.connectors.files.sources import ParquetSource
 
 folder = sys.argv[1]
-load_libraries(folder)
+prepare_libraries(folder)
 before = set(sys.modules)
 source = ParquetSource(folder)
 reader = source.open_reader(source.find_splits(), source.find_schema(), clock=SystemClock())

@@ -149,7 +149,7 @@ def run_host(
         host = TaskHost(plan, build.share, coordinator, clock=SystemClock(), copies=copies)
         host.listen(endpoint)
         coordinator.send(HostListens(endpoint.address))
-        load_libraries(folder)
+        prepare_libraries(folder)
         connect = coordinator.receive()
         if not isinstance(connect, ConnectTasks):
             return 1
@@ -197,7 +197,7 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-def load_libraries(folder: str) -> None:
+def prepare_libraries(folder: str) -> None:
     """Load what the first file and the first array would load: while other hosts build, not while rows wait."""
     files.exists(folder)
     pa.array(np.zeros(1))
