@@ -20,6 +20,7 @@ from shoal.core.ids import RunId, WorkloadId
 from shoal.model.workloads import ComposeSpec, FailureReason
 from shoal.runtimes.base import RunError, RunRequest
 from shoal.runtimes.compose.commits import remove_superfluous
+from shoal.runtimes.compose.project import Project
 from shoal.runtimes.compose.source import (
     FORBIDDEN,
     GIT_SENTENCES,
@@ -243,6 +244,7 @@ from pathlib import Path
 from shoal.core import faults
 from shoal.model.workloads import ComposeSpec
 from shoal.runtimes.compose.commits import remove_superfluous
+from shoal.runtimes.compose.project import Project
 from shoal.runtimes.compose.source import fetch
 faults.arm_from_environment()
 base, repository, ref = Path(sys.argv[1]), *sys.argv[2:]
@@ -284,8 +286,35 @@ class Fetching:
         assert {each.name for each in self.base.iterdir()} == {
             *(each.name for each in folders),
             *(f"{each.name}.files" for each in folders),
+            "fetched.json",
         }
         return {int((each / "number").read_text()) for each in folders}
+
+
+@pytest.mark.parametrize(("revision", "ref"), [("one", ""), ("two", ""), ("one", "1")])
+async def test_with_the_server_away_a_revision_starts_again_from_its_commit(
+    repository: Path, tmp_path: Path, revision: str, ref: str
+) -> None:
+    """And another one does not: it may want what is new."""
+    sources = Sources(tmp_path, allow_privileged=False)
+
+    async def load(port: int, revision: str, ref: str) -> tuple[Project, Path]:
+        place = f"http://ann:{PASSWORD}@127.0.0.1:{port}/repository"
+        spec = ComposeSpec(source_type="git", git_repo=place, git_ref=ref)
+        request = RunRequest(run_id=RunId("web-1"), workload_id=WorkloadId("web"), spec=spec, revision=revision)
+        return await sources.load(request, spec, engine="", paths_in_use=nothing)
+
+    with serving_git(repository.parent) as port:
+        first = await load(port, "one", "")
+    if (revision, ref) == ("one", ""):
+        assert await load(port, revision, ref) == first
+    else:
+        with pytest.raises(RunError, match="Failed to connect"):
+            await load(port, revision, ref)
+
+
+async def nothing() -> set[str]:
+    return set()
 
 
 async def test_commits_that_nothing_uses_are_removed(repository: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core import faults
+from shoal.core.disk.durable import replace_file
 from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import InvalidError, ShoalError, problem
 from shoal.core.tasks import to_the_end
@@ -39,6 +41,8 @@ FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-comp
 #: The directory of the projects in an agent's data directory.
 PROJECTS = "projects"
 _GIT_SECONDS = 120.0
+#: Beside the directories of the commits: which one was fetched last, and for what.
+_FETCHED = "fetched.json"
 
 PathsInUse = Callable[[], Awaitable[Collection[str]]]
 
@@ -102,7 +106,7 @@ class Sources:
         try:
             fetched = None
             if spec.source_type == "git":
-                fetched = await fetch(spec, base)
+                fetched = await _fetch_or_find(request, spec, base)
                 folder, text = fetched.path.parent, await asyncio.to_thread(_read_text, fetched.path)
             else:
                 folder, text = base / "inline", inline_text(spec)
@@ -137,6 +141,37 @@ class Fetched:
     path: Path
     #: The files and directories that the repository has.
     tracked: frozenset[str] = frozenset()
+
+
+async def _fetch_or_find(request: RunRequest, spec: ComposeSpec, base: Path) -> Fetched:
+    """Fetch a repository. With its server away, a revision that was fetched before starts from the same commit."""
+    fetched_for = [request.revision, spec.git_repo, spec.git_ref]
+    try:
+        fetched = await fetch(spec, base)
+    except RunError as error:
+        found = await asyncio.to_thread(_find_fetched, base, fetched_for)
+        if error.failure is not FailureReason.NETWORK_ERROR or found is None:
+            raise
+        log.warning("workload %s starts from commit %s: %s", request.workload_id, found.path.parent.name, error)
+        return found
+    content = {"for": fetched_for, "path": str(fetched.path.relative_to(base)), "tracked": sorted(fetched.tracked)}
+    try:
+        await asyncio.to_thread(replace_file, base / _FETCHED, json.dumps(content).encode())
+    except OSError as error:
+        raise RunError(
+            f"the commit cannot be written down: {error}", failure=FailureReason.STORAGE_ERROR, transient=True
+        ) from error
+    return fetched
+
+
+def _find_fetched(base: Path, fetched_for: list[str]) -> Fetched | None:
+    """What was fetched last, if that was for the same and is still there."""
+    try:
+        content = json.loads((base / _FETCHED).read_bytes())
+        found = Fetched(base / content["path"], frozenset(content["tracked"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if content["for"] == fetched_for and found.path.is_file() else None
 
 
 async def fetch(spec: ComposeSpec, folder: Path) -> Fetched:
