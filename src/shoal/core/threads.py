@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shoal.core.clock import Clock, SystemClock
@@ -94,29 +94,3 @@ SYSTEM: Threads = SystemThreads()
 def threads_of(clock: Clock) -> Threads:
     """The threads that follow a clock."""
     return clock.threads if isinstance(clock, SupportsThreads) else SYSTEM
-
-
-def one_ahead(items: Iterator[Item], threads: Threads) -> Iterator[Item]:
-    """The same items. Each is made in another thread while the caller works on the one before."""
-    made: Mail[tuple[Item] | BaseException | None] = threads.mail()
-    taken: Mail[bool] = threads.mail()
-
-    def make() -> None:
-        try:
-            for item in items:
-                made.put((item,))
-                if not taken.get():
-                    return
-            made.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised where the items are used
-            made.put(error)
-
-    threads.thread(make, name="one ahead").start()
-    try:
-        while isinstance(found := made.get(), tuple):
-            taken.put(True)
-            yield found[0]
-        if found is not None:
-            raise found
-    finally:
-        taken.put(False)

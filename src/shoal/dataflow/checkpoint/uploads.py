@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from shoal.core.errors import ShoalError
 from shoal.core.faults import reach
-from shoal.core.threads import SYSTEM, Mail, Threads, one_ahead
+from shoal.core.threads import SYSTEM, Mail, Threads
 from shoal.dataflow.checkpoint.handles import Chain, FileHandle, Link, StepState, TaskPart, cut_chain
 from shoal.dataflow.checkpoint.messages import Acknowledged, Declined, Report, TaskId
 from shoal.dataflow.checkpoint.statefile import StepIndex, UnlikePartsError
@@ -105,9 +105,8 @@ class StateUploads:
     def _read_pieces(
         self, uid: str, step: StepState, handles: Mapping[str, FileHandle], most_bytes: int | None
     ) -> Iterator[OperatorState]:
-        ranges = list(self._ranges(uid, step.chain, handles, most_bytes))
-        read = (self._store.read_chain(uid, cut_chain(step.chain, *each), handles) for each in ranges)
-        for keyed in one_ahead(read, self._threads) if len(ranges) > 1 else read:
+        for first, end in self._ranges(uid, step.chain, handles, most_bytes):
+            keyed = self._store.read_chain(uid, cut_chain(step.chain, first, end), handles)
             yield replace(keyed, shared=step.shared)
 
     def _ranges(

@@ -190,9 +190,7 @@ def as_int64(array: Array, *, name: str = "") -> Array:
 
 def combined(array: Array) -> Array:
     """A column as one array, whatever it was cut into."""
-    if not isinstance(array, pa.ChunkedArray):
-        return array
-    return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()  # which copies one chunk, too
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 def _mix(values: Hashes) -> Hashes:
@@ -247,36 +245,31 @@ def _filled(array: Array) -> np.ndarray[Any, Any]:
 
 
 def _hash_bytes(array: Array) -> Hashes:
-    """Word by word over many values at once: as many steps as the longest has words."""
+    """Word by word over all values at once: as many steps as the longest has words."""
     starts, lengths, content = byte_ranges(array)
     hashes = _mix(lengths.astype(np.uint64) + _TEXT_SEED)
-    long = lengths > _LONG
+    words = _words(content)
+    rows = np.flatnonzero(lengths)
+    place, left = starts[rows], lengths[rows]
+    long = left > _LONG
     if long.any():
-        hashes[long] = [
-            _hash_long(content, int(at), int(size)) for at, size in zip(starts[long], lengths[long], strict=True)
+        hashes[rows[long]] = [
+            _hash_long(content, int(at), int(size)) for at, size in zip(place[long], left[long], strict=True)
         ]
-        lengths = np.where(long, 0, lengths)
-    for first in range(0, len(hashes), _MIXED_AT_ONCE):
-        some = slice(first, min(first + _MIXED_AT_ONCE, len(hashes)))
-        low, end = int(starts[some.start]), int(starts[some.stop - 1] + lengths[some.stop - 1])
-        _mix_words(hashes[some], _words(content[low:end]), starts[some] - low, lengths[some])
-    return hashes
-
-
-def _mix_words(hashes: Hashes, words: Hashes, place: Integers, left: Integers) -> None:
-    """Mix the words of values into what there is of their hashes."""
-    rows = np.flatnonzero(left)
-    if len(rows) < len(hashes):
-        place, left = place[rows], left[rows]
+        rows, place, left = rows[~long], place[~long], left[~long]
     while len(rows):
+        word = words[place] & _TAILS[np.minimum(left, 8)]
         whole = len(rows) == len(hashes)
-        word = words[place] if int(left.min()) >= 8 else words[place] & _TAILS[np.minimum(left, 8)]
         mixed = _mix((hashes if whole else hashes[rows]) * _FACTORS[1] ^ word)
-        hashes[slice(None) if whole else rows] = mixed
+        if whole:
+            hashes = mixed
+        else:
+            hashes[rows] = mixed
         place, left = place + 8, left - 8
         going = left > 0
         if not going.all():
             rows, place, left = rows[going], place[going], left[going]
+    return hashes
 
 
 def _hash_long(content: np.ndarray[Any, np.dtype[np.uint8]], start: int, size: int) -> int:

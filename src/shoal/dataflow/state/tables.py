@@ -16,13 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from shoal.dataflow.language.keys import hash_columns
-
 Table: TypeAlias = Any
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _NO_GROUPS: Integers = np.zeros(0, np.int64)
-_NO_HASHES = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +158,6 @@ def _at(part: TableState, mask: Any) -> TableState:
 
 def key_codes(table: Table, keys: Sequence[str], groups: Integers) -> Integers:
     """A whole number for each row, the same for equal keys of one key group."""
-    codes = np.arange(len(table), dtype=np.int64)
-    repeated = _repeated(table, keys)
-    if len(repeated):  # mostly few: the keys of all the others are not looked at again
-        alike = table.select(keys).take(pa.array(repeated))
-        codes[repeated] = len(table) + _codes_of_values(alike, keys, groups[repeated])
-    return codes
-
-
-def _repeated(table: Table, keys: Sequence[str]) -> Integers:
-    """The rows that have the hash of another row. The key of every other row is in the table once."""
-    hashes = np.concatenate([_NO_HASHES, *(hash_columns(batch, keys) for batch in table.to_batches())])
-    ordered = np.sort(hashes)
-    found = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(found):
-        return _NO_GROUPS
-    places = np.minimum(np.searchsorted(found, hashes), len(found) - 1)
-    return np.flatnonzero(found[places] == hashes)
-
-
-def _codes_of_values(table: Table, keys: Sequence[str], groups: Integers) -> Integers:
-    """The same, from the keys themselves."""
     codes = np.zeros(len(table), np.int64)
     for name in keys:
         column = table.column(name)

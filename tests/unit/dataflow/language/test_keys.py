@@ -208,13 +208,3 @@ def test_canonical_values_come_back(values: list[Any], kind: Any):
     plain = canonical(array)
     assert plain.type in (pa.int64(), pa.binary())
     assert from_canonical(plain, kind).equals(array)
-
-
-@given(st.lists(st.none() | st.text(max_size=30) | st.just("x" * 300), max_size=20))
-def test_the_hash_of_a_value_does_not_depend_on_how_many_are_hashed_at_once(values):
-    array = pa.array(values, pa.string())
-    together = hash_array(array).tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keying, "_MIXED_AT_ONCE", 3)
-        assert hash_array(array).tolist() == together
-        assert hash_array(array.slice(1)).tolist() == together[1:]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dataflow.state import tables
 from shoal.dataflow.state.dirty import DirtyCells
 from shoal.dataflow.state.tables import LateTables, TableState, merge, split_groups
 
@@ -64,13 +63,6 @@ def expected(history: list[list[tuple[tuple[Any, int], int | None]]]) -> dict[tu
 @given(st.lists(steps, min_size=1, max_size=6))
 def test_merged_changes_are_what_a_dictionary_holds(history):
     assert content(merge([change(step) for step in history])) == expected(history)
-
-
-@given(st.lists(steps, min_size=1, max_size=6))
-def test_different_keys_of_one_hash_stay_apart(history):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "hash_columns", lambda batch, _names: np.zeros(batch.num_rows, np.uint64))
-        assert content(merge([change(step) for step in history])) == expected(history)
 
 
 @given(st.lists(steps, min_size=3, max_size=7), st.data())

@@ -15,9 +15,6 @@ import pyarrow.compute as pc
 from shoal.dataflow.language import keys as keying
 from shoal.dataflow.language.keys import Array, Integers
 
-#: Bytes of a large array.
-_LARGE = 32 * 1024 * 1024
-
 
 class KeyColumn(Protocol):
     """One column of all keys, by slot."""
@@ -175,14 +172,10 @@ def _is_text(kind: Any) -> bool:
 
 
 def with_room(array: Any, size: int) -> Any:
-    """The array with room for so many; twice as much as before, so that growing is rare.
-
-    A large one grows by more: to copy it touches all of its memory anew, and what is not used yet takes none.
-    """
+    """The array with room for so many; twice as much as before, so that growing is rare."""
     if size <= len(array):
         return array
-    factor = 2 if array.nbytes < _LARGE else 4
-    longer = np.zeros(max(size, factor * len(array)), array.dtype)
+    longer = np.zeros(max(size, 2 * len(array)), array.dtype)
     longer[: len(array)] = array
     return longer
 

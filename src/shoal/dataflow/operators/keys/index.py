@@ -261,8 +261,6 @@ class KeyIndex:
             self._check(plain, slots, known, add=add)
         if add:
             missing = np.flatnonzero(slots < 0)
-            if len(missing) == len(slots):
-                return self._add(plain, hashes)
             if len(missing):
                 slots[missing] = self._add(_taken(plain, missing), hashes[missing])
         return slots
@@ -278,12 +276,6 @@ class KeyIndex:
 
     def _add(self, plain: list[Array], hashes: Hashes) -> Integers:
         """Slots for new keys; the same key may be there several times."""
-        ordered = np.sort(hashes)
-        if (ordered[1:] != ordered[:-1]).all():  # as in a checkpoint: no two of them can be one key
-            slots = self._append(plain)
-            self._hash(slots, hashes)
-            self._table.insert(slots, self._hashes)
-            return slots
         _values, first, places = np.unique(hashes, return_index=True, return_inverse=True)
         slots = self._append(_taken(plain, first))
         self._hash(slots, hashes[first])

@@ -63,8 +63,6 @@ _RESULTS_OF_KEYS = 8
 class WindowAggregate(Aggregating):
     """Results by key and window."""
 
-    restores_in_pieces = True
-
     def __init__(self, *, grouping: Grouping, window: SlidingWindow, firing: Firing | None = None) -> None:
         super().__init__(grouping)
         self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
