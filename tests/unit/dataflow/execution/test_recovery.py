@@ -14,6 +14,7 @@ from shoal.core import faults
 from shoal.core.errors import DamagedError, InvalidError, PreconditionError, UnavailableError
 from shoal.dataflow.api.streams.stream import Stream
 from shoal.dataflow.api.streams.windows import session
+from shoal.dataflow.checkpoint.claim import read_record
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.errors import CheckpointError, OperatorFailedError
 from shoal.dataflow.execution import engine
@@ -559,6 +560,25 @@ def test_a_coordinator_that_wakes_does_not_take_the_job_from_the_next_one(tmp_pa
     flow.wait(60)
     assert flow.recoveries == 0
     assert visible(recording) == expected_sums(batches(4))
+
+
+def test_a_coordinator_asks_before_each_claim_and_makes_none_when_it_was_replaced(tmp_path, monkeypatch):
+    flow, _tap, _recording = start_fenced(monkeypatch, tmp_path)
+    asked = []
+    flow._before_claim = lambda: asked.append(flow.epoch)
+    for _ in range(2):
+        tell_lost(flow, DyingHosts.last)
+    assert len(asked) == 2
+
+    def refuse() -> None:
+        raise PreconditionError("another coordinator has its place")
+
+    flow._before_claim = refuse
+    epoch = read_record(str(tmp_path), "job").epoch
+    tell_lost(flow, DyingHosts.last)
+    with pytest.raises(PreconditionError, match="has its place"):
+        flow.wait(60)
+    assert read_record(str(tmp_path), "job").epoch == epoch
 
 
 def tell_lost(flow, hosts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ _RECOVERY_SECONDS = 60.0
 _MOST_FENCED = 3
 #: Seconds before tasks are built again that could not be: twice as long each time, up to the second number.
 _PAUSES = (0.05, 5.0)
+#: How often the pause is doubled at most.
 _MOST_DOUBLED = 10
 #: Seconds between two looks whether there is a new checkpoint.
 _SAVE_LOOK = 0.05
@@ -105,8 +106,11 @@ class RunningFlow:
         hosts: Hosts,
         *,
         is_look: bool = False,
+        before_claim: Callable[[], object] | None = None,
     ) -> None:
+        """`before_claim` is called before each claim of the job, and raises when another coordinator is to have it."""
         self.name = name
+        self._before_claim = before_claim or _nothing
         self._is_look = is_look
         self.plan = plan.physical
         self._facts = plan.facts
@@ -200,6 +204,7 @@ class RunningFlow:
         """Start the job. A process that stood still meanwhile, and was taken for dead by a log, starts it again."""
         layout, sinks, stateful = layout_of(self.plan), self._planned_sinks(), stateful_uids(self.plan)
         while True:
+            self._before_claim()
             try:
                 return start_job(
                     self.name,
@@ -551,6 +556,10 @@ def _is_fenced(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, FencedError):
         error = error.__cause__
     return error is not None
+
+
+def _nothing() -> None:
+    """Nobody else decides who runs the job."""
 
 
 def is_away(error: BaseException | None) -> bool:

@@ -129,24 +129,27 @@ class Life:
         while True:
             if self._flow is not None:
                 series.write(self._flow.metrics())
-            self.tell_once(board)
+            answer = self.say(board)
+            if answer is not None:
+                self._take_key(answer.key)
+                self._obey(answer)
             self._changed.wait(REPORT)
             self._changed.clear()
 
-    def tell_once(self, board: Board) -> None:
-        """Tell the control plane how it is. Ends this process when another coordinator has its place.
+    def say(self, board: Board) -> Answer | None:
+        """Tell the control plane how it is, and hear; None when it is away.
 
-        Called before the job is claimed, too: an agent that stood still may start a coordinator that was replaced.
+        Ends this process when another coordinator has its place. So it is called before each claim of the job, too:
+        this one, or an agent that starts it again, may have stood still while it was replaced.
         """
         try:
-            answer = board.report(encode(self.report()), key_of=self._around.workload_id)
-            self._take_key(answer.key)
-            self._obey(answer)
+            return board.report(encode(self.report()), key_of=self._around.workload_id)
         except PreconditionError as error:
             log.warning("this coordinator was replaced: %s", error.message)
             os._exit(3)
         except ShoalError as error:
             log.info("the control plane is away: %s", error)
+            return None
 
     def _take_key(self, key: TermKey) -> None:
         """The control plane gives a key for this term, or none to anybody."""
@@ -292,9 +295,8 @@ def main(arguments: list[str]) -> None:
         most_crashes=spec.most_crashes,
     )
     life = Life(around, spec, hosts, StepTelling(plan.physical, clock), given.deployed_for)
-    flow = RunningFlow(spec.name, plan, spec.flow_settings(""), clock, hosts)
     board = Board(around)
-    life.tell_once(board)
+    flow = RunningFlow(spec.name, plan, spec.flow_settings(""), clock, hosts, before_claim=lambda: life.say(board))
     threading.Thread(target=life.run, args=(flow,), name="job", daemon=True).start()
     life.tell(board, CoordinatorSeries(folder, given.job, spec.name, clock))
 
